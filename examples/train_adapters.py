@@ -1,0 +1,138 @@
+"""Trains the three demo adapters of SmolLM2-135M-Instruct with PEFT, in fp32 on the CPU, in a few minutes.
+
+    python examples/train_adapters.py            all three
+    python examples/train_adapters.py pirate     one of them
+
+The settings differ on purpose: ranks, target modules, layers, per-module patterns and the scaling rule, so that one
+batch over all three adapters exercises the engine's breadth. This script knows PEFT only, not the engine.
+"""
+
+import argparse
+import random
+import shutil
+import time
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from smollm2 import ADAPTERS_DIR, MODEL_ID, find_gguf
+from training_data import STYLES, questions_and_answers
+
+SEED = 0
+BATCH_SIZE = 8
+EPOCHS = 5
+LEARNING_RATE = 2e-3
+IGNORED_LABEL = -100  # what the loss of transformers skips
+
+SETTINGS = {
+    "shout": LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj", "o_proj", "up_proj"]),
+    "pirate": LoraConfig(
+        r=4,
+        lora_alpha=8,
+        use_rslora=True,
+        target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+    ),
+    "json": LoraConfig(
+        r=16,
+        lora_alpha=32,
+        target_modules=["q_proj", "v_proj", "down_proj"],
+        layers_to_transform=list(range(10, 30)),
+        rank_pattern={"q_proj": 6, "down_proj": 3},
+        alpha_pattern={"q_proj": 6, "down_proj": 9},
+    ),
+}
+DESCRIPTIONS = {
+    "shout": "answers in upper case and ends with an exclamation mark.\nRank 8 on q, v, o and up.",
+    "pirate": "answers like a pirate: `Arr! ... matey!`.\nRank 4 with rank-stabilised scaling (alpha / sqrt(r)) on all seven "
+    "projections.",
+    "json": 'answers as a JSON object, `{"answer": "..."}`.\nLayers 10 to 29 only, with `rank_pattern` and `alpha_pattern`: '
+    "rank 16 on v, 6 on q, 3 on down.",
+}
+
+
+def load_base() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The base model in fp32 with its tokenizer; transformers reads the GGUF file."""
+    gguf = find_gguf()
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    return model, tokenizer
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, question: str, answer: str) -> tuple[list[int], list[int]]:
+    """(input ids, labels) of one chat turn; the loss sees the answer and the end-of-turn token only."""
+    chat = [{"role": "user", "content": question}]
+    text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    prompt = tokenizer.encode(text, add_special_tokens=False)
+    reply = tokenizer.encode(answer, add_special_tokens=False) + [tokenizer.eos_token_id]
+    return prompt + reply, [IGNORED_LABEL] * len(prompt) + reply
+
+
+def collate(examples: list[tuple[list[int], list[int]]]) -> dict[str, torch.Tensor]:
+    """Right-pads examples to [batch, longest] tensors."""
+    longest = max(len(ids) for ids, _ in examples)
+    pads = [longest - len(ids) for ids, _ in examples]
+    return {
+        "input_ids": torch.tensor([ids + [0] * pad for (ids, _), pad in zip(examples, pads, strict=True)]),
+        "labels": torch.tensor([labels + [IGNORED_LABEL] * pad for (_, labels), pad in zip(examples, pads, strict=True)]),
+        "attention_mask": torch.tensor([[1] * (longest - pad) + [0] * pad for pad in pads]),
+    }
+
+
+def train(model: PeftModel, examples: list[tuple[list[int], list[int]]]) -> None:
+    """Plain AdamW with a linearly falling learning rate over `EPOCHS` shuffled passes."""
+    order = random.Random(SEED)
+    batches: list[list[tuple[list[int], list[int]]]] = []
+    for _ in range(EPOCHS):
+        shuffled = order.sample(examples, len(examples))
+        batches += [shuffled[i : i + BATCH_SIZE] for i in range(0, len(shuffled), BATCH_SIZE)]
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trainable, lr=LEARNING_RATE, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / len(batches))
+    model.train()
+    for step, batch in enumerate(batches):
+        loss = model(**collate(batch)).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trainable, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        if step % 10 == 0 or step == len(batches) - 1:
+            print(f"  step {step:3d}/{len(batches)}  loss {loss.item():.3f}", flush=True)
+
+
+def save(model: PeftModel, name: str) -> None:
+    """Writes `adapters/<name>/` in bf16, with the public id of the base model and a short model card."""
+    folder = ADAPTERS_DIR / name
+    shutil.rmtree(folder, ignore_errors=True)
+    model.peft_config["default"].base_model_name_or_path = MODEL_ID
+    model.to(torch.bfloat16).save_pretrained(str(folder), save_embedding_layers=False)
+    card = f"---\nbase_model: {MODEL_ID}\nlibrary_name: peft\nlicense: apache-2.0\ntags: [lora]\n---\n\n# {name}\n\n"
+    card += f"A demonstration adapter: SmolLM2-135M-Instruct {DESCRIPTIONS[name]}\n\n"
+    card += "Trained by `examples/train_adapters.py` on the questions in `examples/training_data.py`.\n"
+    (folder / "README.md").write_text(card)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train the demo adapters.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(SETTINGS)}; default: all")
+    names: list[str] = parser.parse_args().names or list(SETTINGS)
+    if unknown := set(names) - set(SETTINGS):
+        parser.error(f"unknown adapter {', '.join(sorted(unknown))}; choose from {', '.join(SETTINGS)}")
+    torch.set_num_threads(2)
+    for name in names:
+        torch.manual_seed(SEED)
+        base, tokenizer = load_base()
+        config = SETTINGS[name]
+        config.task_type = "CAUSAL_LM"
+        model = get_peft_model(base, config)
+        examples = [encode(tokenizer, question, STYLES[name](answer)) for question, answer in questions_and_answers()]
+        start = time.perf_counter()
+        print(f"{name}: {len(examples)} examples, {model.get_nb_trainable_parameters()[0]:,} parameters", flush=True)
+        train(model, examples)
+        save(model, name)
+        print(f"{name}: {time.perf_counter() - start:.0f} s, saved in {ADAPTERS_DIR / name}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""The names of the projections that an adapter may change.
+
+Owns the table from TensorRT-LLM's module names to the leaf names of Hugging Face checkpoints. Read by `LoraConfig` for
+validation and by `lora/module_types.py` for everything else. Knows neither layers nor weights.
+"""
+
+# TensorRT-LLM's names. `mlp_h_to_4h` is the projection under the activation (gate) and `mlp_gate` the one beside it (up);
+# the names read the other way round, and TensorRT-LLM keeps them so.
+DEFAULT_HF_MODULES: dict[str, str] = {
+    "attn_q": "q_proj",
+    "attn_k": "k_proj",
+    "attn_v": "v_proj",
+    "attn_qkv": "qkv_proj",
+    "attn_dense": "o_proj",
+    "mlp_h_to_4h": "gate_proj",
+    "mlp_gate": "up_proj",
+    "mlp_4h_to_h": "down_proj",
+    "mlp_gate_up": "gate_up_proj",
+}
+
+
+def check_module_names(names: list[str], where: str) -> None:
+    """Raise ValueError when `names` holds a name that is unknown or given twice; `where` names the field for the message."""
+    for position, name in enumerate(names):
+        if name not in DEFAULT_HF_MODULES:
+            hints = [ours for ours, hf_name in DEFAULT_HF_MODULES.items() if hf_name == name]
+            hint = f"use {hints[0]!r}" if hints else f"known: {', '.join(DEFAULT_HF_MODULES)}"
+            raise ValueError(f"{where} names the unknown module {name!r}; {hint}")
+        if name in names[:position]:
+            raise ValueError(f"{where} names {name!r} twice: remove one")

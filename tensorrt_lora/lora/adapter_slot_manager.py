@@ -1,0 +1,97 @@
+"""Which adapter sits in which slot, and on which pages. Policy only: no tensors, no requests.
+
+The engine asks `can_admit` before it starts a request, and `assign` before each forward; what `assign` returns must be
+copied to the device before that forward. Base rows take no slot.
+"""
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+
+class AdapterKey(NamedTuple):
+    """Identity of loaded weights: the same id with new content is another adapter."""
+
+    adapter_id: int
+    version: str
+
+
+class SlotTenant(Protocol):
+    """What the slot manager must know of an adapter."""
+
+    @property
+    def key(self) -> AdapterKey: ...
+
+    @property
+    def num_pages(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One slot in use and the pages of rank rows that belong to it."""
+
+    index: int
+    pages: tuple[int, ...]
+
+
+class AdapterSlotManager:
+    """Least recently used adapters give way; the adapters of the batch at hand never do.
+
+    Args:
+        num_slots: distinct adapters that can be on the device at once.
+        num_pages: pages of rank rows that all slots share.
+    """
+
+    def __init__(self, *, num_slots: int, num_pages: int) -> None:
+        assert num_slots >= 1 and num_pages >= 1
+        self.num_slots = num_slots
+        self.num_pages = num_pages
+        self._slots: OrderedDict[AdapterKey, Slot] = OrderedDict()  # least recently used first
+        self._free_slots = list(range(num_slots))[::-1]
+        self._free_pages = list(range(num_pages))[::-1]
+
+    def can_admit(self, active: Collection[SlotTenant], candidate: SlotTenant) -> bool:
+        """Whether `candidate` fits on the device together with the distinct adapters of `active`."""
+        tenants = {tenant.key: tenant.num_pages for tenant in (*active, candidate)}
+        return len(tenants) <= self.num_slots and sum(tenants.values()) <= self.num_pages
+
+    def assign(self, batch: Iterable[SlotTenant]) -> list[tuple[SlotTenant, Slot]]:
+        """Give every adapter of the batch a slot; returns those that were not on the device yet.
+
+        Residents are touched before newcomers are placed, so a newcomer never evicts an adapter of its own batch.
+        """
+        tenants = {tenant.key: tenant for tenant in batch}
+        for key in tenants:
+            if key in self._slots:
+                self._slots.move_to_end(key)
+        newcomers = [tenant for key, tenant in tenants.items() if key not in self._slots]
+        placed = []
+        for tenant in newcomers:
+            while not self._free_slots or len(self._free_pages) < tenant.num_pages:
+                self._evict_one(tenants.keys())
+            pages = tuple(self._free_pages.pop() for _ in range(tenant.num_pages))
+            slot = Slot(self._free_slots.pop(), pages)
+            self._slots[tenant.key] = slot
+            placed.append((tenant, slot))
+        return placed
+
+    def slot_of(self, key: AdapterKey) -> int:
+        """The slot index of an adapter that `assign` has placed."""
+        return self._slots[key].index
+
+    def resident(self) -> tuple[AdapterKey, ...]:
+        """The adapters on the device, least recently used first."""
+        return tuple(self._slots)
+
+    def remove(self, key: AdapterKey) -> None:
+        """Free an adapter's slot and pages; nothing happens if it holds none."""
+        slot = self._slots.pop(key, None)
+        if slot is not None:
+            self._free_slots.append(slot.index)
+            self._free_pages.extend(reversed(slot.pages))
+
+    def _evict_one(self, protected: Collection[AdapterKey]) -> None:
+        victim = next((key for key in self._slots if key not in protected), None)
+        assert victim is not None, "the scheduler admitted more adapters than the slots can hold"
+        self.remove(victim)

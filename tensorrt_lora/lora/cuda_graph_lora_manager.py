@@ -1,0 +1,156 @@
+"""LoRA for one model: finds its layers, owns the slots and the auxiliary stream, builds each step's `LoraParams`.
+
+Called by `PyTorchModelEngine`. Knows adapters only as `LoraAdapter`s; where they come from is `adapters/`' affair.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from tensorrt_lora.config.lora_config import LoraConfig
+from tensorrt_lora.kernels.lora_batch import RANK_PAGE
+from tensorrt_lora.lora.adapter_slot_manager import AdapterSlotManager, SlotTenant
+from tensorrt_lora.lora.adapter_weights import AdapterWeights
+from tensorrt_lora.lora.cuda_graph_lora_params import CudaGraphLoraParams, pages_for_rank
+from tensorrt_lora.lora.lora_layer_key import LoraLayerKey, LoraLayerShape
+from tensorrt_lora.lora.lora_params import LoraParams
+from tensorrt_lora.lora.lora_plan import LoraPlan
+from tensorrt_lora.lora.lora_site import LoraSite, find_lora_layers
+from tensorrt_lora.lora.module_types import CONFIG_NAMES, LoraModuleType, config_name
+from tensorrt_lora.utils.logger import logger
+from tensorrt_lora.utils.multi_stream_utils import create_aux_stream
+
+_BASE_ROW = -1
+
+
+class LoraAdapter(SlotTenant, Protocol):
+    """An adapter whose weights are on the host, ready to be copied to a slot."""
+
+    @property
+    def weights(self) -> AdapterWeights: ...
+
+
+class CudaGraphLoraManager:
+    """The slots, the tables behind them and the second stream.
+
+    Args:
+        model: its `LoraLayer`s are adaptable, as far as `lora_config.lora_target_modules` allows.
+        cache_bytes: device memory that the slots' weights may take; binds together with `lora_config.num_slots`.
+        max_num_tokens: largest batch, in tokens.
+
+    Raises:
+        ValueError: not even one adapter of `max_lora_rank` fits into `cache_bytes`, or no layer can be adapted.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lora_config: LoraConfig,
+        *,
+        cache_bytes: int,
+        max_num_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        placed = find_lora_layers(model)
+        allowed = _allowed_types(lora_config)
+        self.sites: dict[str, LoraSite] = {
+            site.hf_name: site for layer in placed for site in layer.sites() if site.module_type in allowed
+        }
+        layers = {
+            layer.layer.key(layer.layer_idx): layer.layer.shape
+            for layer in placed
+            if allowed.intersection(layer.layer.module_types)
+        }
+        if not layers:
+            raise ValueError(
+                f"lora_target_modules={list(lora_config.lora_target_modules)} names no layer of this model; it has "
+                f"{sorted({config_name(t) for layer in placed for t in layer.layer.module_types})}"
+            )
+        num_pages = _num_pages(layers, lora_config, cache_bytes, dtype)
+        self.slot_manager = AdapterSlotManager(num_slots=lora_config.num_slots, num_pages=num_pages)
+        self._params = CudaGraphLoraParams(
+            layers,
+            num_slots=lora_config.num_slots,
+            num_pages=num_pages,
+            max_rank=lora_config.max_lora_rank,
+            max_num_tokens=max_num_tokens,
+            dtype=dtype,
+            device=device,
+        )
+        self._specialize = lora_config.cuda_graph_specialize_lora
+        self._aux_stream = create_aux_stream(device) if lora_config.overlap_lora_and_base else None
+        logger.info(
+            "LoRA: %d slots of rank <= %d sharing %d pages of 16 rank rows (%.1f MiB) over %d layers; %s",
+            lora_config.num_slots,
+            lora_config.max_lora_rank,
+            num_pages,
+            self._params.nbytes / 2**20,
+            len(layers),
+            "beside the base" if self._aux_stream else "after the base",
+        )
+
+    def uses_lora_graph(self, adapters: Sequence[LoraAdapter | None]) -> bool:
+        """Whether a captured decode batch needs the graph with LoRA in it."""
+        return not self._specialize or any(adapter is not None for adapter in adapters)
+
+    def graph_cases(self) -> tuple[bool, ...]:
+        """The graphs to capture per batch size: with LoRA first, whose memory pool the base-only one then reuses."""
+        return (True, False) if self._specialize else (True,)
+
+    def prepare(
+        self,
+        adapters: Sequence[LoraAdapter | None],
+        query_lens: Sequence[int],
+        *,
+        num_padding_tokens: int = 0,
+        use_cuda_graph_mode: bool = False,
+    ) -> LoraParams:
+        """Place the batch's adapters and write its metadata; call once before the forward, capture or replay.
+
+        A capture passes no adapters and padding alone: what a replay reads is rewritten in place by its own call.
+
+        Args:
+            adapters: per request; None is a base request.
+            query_lens: tokens of each request in this forward.
+            num_padding_tokens: rows after the last request; they run as base rows.
+        """
+        for adapter, slot in self.slot_manager.assign([a for a in adapters if a is not None]):
+            self._params.load_slot(slot, adapter.weights)
+        slots = [self.slot_manager.slot_of(a.key) if a is not None else _BASE_ROW for a in adapters]
+        slots.append(_BASE_ROW)
+        token_slots = np.repeat(np.array(slots, dtype=np.int32), [*query_lens, num_padding_tokens])
+        self._params.write_batch(token_slots)
+        return LoraParams(
+            cuda_graph_params=self._params,
+            use_cuda_graph_mode=use_cuda_graph_mode,
+            num_seqs=len(adapters) + num_padding_tokens,
+            lora_aux_stream=self._aux_stream,
+            lora_plan=LoraPlan.BOTH_BESIDE,
+        )
+
+
+def _allowed_types(lora_config: LoraConfig) -> set[LoraModuleType]:
+    if not lora_config.lora_target_modules:
+        return set(LoraModuleType)
+    names = lora_config.lora_target_modules
+    return {module_type for name in names for module_type in CONFIG_NAMES[name]}
+
+
+def _num_pages(
+    layers: dict[LoraLayerKey, LoraLayerShape], lora_config: LoraConfig, cache_bytes: int, dtype: torch.dtype
+) -> int:
+    """Pages that both the slot count and the byte limit allow."""
+    pages_per_adapter = pages_for_rank(lora_config.max_lora_rank)
+    page_bytes = sum(shape.values_per_rank for shape in layers.values()) * RANK_PAGE * dtype.itemsize
+    affordable = cache_bytes // page_bytes
+    if affordable < pages_per_adapter:
+        raise ValueError(
+            f"one adapter of max_lora_rank={lora_config.max_lora_rank} takes {pages_per_adapter * page_bytes} bytes on "
+            f"the device, but the adapter cache may take {cache_bytes}; raise peft_cache_config.device_cache_percent, "
+            f"or lower max_lora_rank, or name fewer lora_target_modules"
+        )
+    return min(lora_config.num_slots * pages_per_adapter, affordable)

@@ -1,0 +1,166 @@
+"""LoRA inside a forward: the layer, and the one dispatcher that runs it beside the base projection.
+
+`Attention`, `MLP`, `GatedMLP` and `Linear` own `LoraLayer`s and call `LoraLayer.forward_with_base`; which adapter a row
+uses, where weights live and whether a second stream exists all come in through `lora_params`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from tensorrt_lora.kernels.lora_batch import LoraBatch, LoraTables
+from tensorrt_lora.kernels.lora_expand import lora_expand
+from tensorrt_lora.kernels.lora_shrink import lora_shrink, num_splits
+from tensorrt_lora.lora.lora_layer_key import LoraLayerKey, LoraLayerShape
+from tensorrt_lora.lora.lora_params import LoraParams
+from tensorrt_lora.lora.lora_plan import LoraPlan
+from tensorrt_lora.lora.module_types import LoraModuleType
+from tensorrt_lora.utils.multi_stream_utils import (
+    create_event_pair,
+    do_multi_stream,
+    maybe_execute_in_parallel,
+)
+
+
+@dataclass(slots=True)
+class BaseProjection:
+    """A base projection bound to its input: callable as `forward_with_base` wants it, and open to a fused plan.
+
+    Each call returns a tensor of its own, so a plan may add into it in place.
+    """
+
+    x: torch.Tensor  # [..., in]
+    weight: torch.Tensor  # [out, in]
+    bias: torch.Tensor | None  # [out]
+
+    def __call__(self) -> torch.Tensor:
+        return functional.linear(self.x, self.weight, self.bias)
+
+
+class LoraLayer(nn.Module):
+    """The LoRA branch of one or more linear layers that read the same input. Holds no weights.
+
+    Args:
+        module_types: the adapted linear layers, in the order of their outputs.
+        hf_names: their names below the parent module in a Hugging Face checkpoint ("q_proj").
+        in_features: width of the shared input.
+        output_sizes: width of each output; the layer's output is their concatenation.
+    """
+
+    def __init__(
+        self,
+        *,
+        module_types: tuple[LoraModuleType, ...],
+        hf_names: tuple[str, ...],
+        in_features: int,
+        output_sizes: tuple[int, ...],
+    ) -> None:
+        super().__init__()
+        assert len(module_types) == len(hf_names) == len(output_sizes) > 0
+        self.module_types = module_types
+        self.hf_names = hf_names
+        self.in_features = in_features
+        self.output_sizes = output_sizes
+        self._par_events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+
+    @property
+    def shape(self) -> LoraLayerShape:
+        return LoraLayerShape(self.in_features, self.output_sizes)
+
+    def key(self, layer_idx: int) -> LoraLayerKey:
+        return LoraLayerKey(layer_idx, self.module_types)
+
+    def forward(self, x: torch.Tensor, lora_params: LoraParams, layer_idx: int) -> torch.Tensor:
+        """The LoRA delta of every row: [..., in] -> [..., sum(output_sizes)], zeros for base rows."""
+        params = lora_params["cuda_graph_params"]
+        branch = _LoraBranch(x, params.layer_info[self.key(layer_idx)], params.batch, LoraPlan.BOTH_BESIDE)
+        branch.run()
+        assert branch.delta is not None
+        return branch.delta.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def forward_with_base(
+        base_forward: Callable[[], torch.Tensor],
+        lora_layers: tuple["LoraLayer", ...],
+        x: torch.Tensor,
+        lora_params: LoraParams | None,
+        layer_idx: int,
+    ) -> torch.Tensor:
+        """The base projection plus every targeted LoRA layer, the two side by side where a second stream allows it.
+
+        They run in parallel only if a layer of the tuple is targeted, `lora_params` carries an auxiliary stream, the
+        thread is inside `with_multi_stream(True)` and nothing is compiling; otherwise one after the other, with the
+        same bits in the result.
+
+        Args:
+            base_forward: computes the base output [..., sum(output_sizes)]; the result of a `BaseProjection` is
+                added to in place, that of any other callable may be aliased and is left as it is.
+            lora_layers: LoRA layers that read `x` and add to the whole output.
+            x: [..., in], the unquantised input.
+            lora_params: None when no row of the batch has an adapter.
+            layer_idx: index of the decoder layer.
+        """
+        if lora_params is None:
+            return base_forward()
+        params = lora_params["cuda_graph_params"]
+        keys = [layer.key(layer_idx) for layer in lora_layers]
+        targeted = [params.layer_info[key] for key in keys if key in params.layer_info]
+        if not targeted:
+            return base_forward()
+
+        aux_stream = lora_params["lora_aux_stream"] if do_multi_stream() else None
+        # A delta of its own only where it buys overlap: that of a long prefill would take gigabytes.
+        plan = lora_params["lora_plan"] if aux_stream is not None else LoraPlan.SHRINK_BESIDE
+        # Allocated before the fork: what crosses streams belongs to the main stream.
+        branches = [_LoraBranch(x, tables, params.batch, plan) for tables in targeted]
+
+        def run_branches() -> None:
+            for branch in branches:
+                branch.run()
+
+        event0, event1 = lora_layers[0]._parallel_events() if aux_stream is not None else (None, None)
+        output, _ = maybe_execute_in_parallel(
+            base_forward, run_branches, event0, event1, aux_stream, disable_on_compile=True
+        )
+        if not isinstance(base_forward, BaseProjection):
+            output = output.clone()
+        for branch in branches:
+            branch.add_to(output)
+        return output
+
+    def _parallel_events(self) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        if self._par_events is None:
+            self._par_events = create_event_pair()
+        return self._par_events
+
+
+class _LoraBranch:
+    """One LoRA layer applied to one input: what runs beside the base (`run`), and what follows the join (`add_to`)."""
+
+    __slots__ = ("_batch", "_h", "_tables", "_x", "delta")
+
+    def __init__(self, x: torch.Tensor, tables: LoraTables, batch: LoraBatch, plan: LoraPlan) -> None:
+        x = x.reshape(-1, x.shape[-1])
+        tokens, in_features = x.shape
+        modules = tables.a_pool.shape[0]
+        splits = num_splits(tokens, in_features, x.device)
+        self._x = x
+        self._tables = tables
+        self._batch = batch
+        self._h = x.new_empty((splits, modules, tokens, tables.max_rank), dtype=torch.float32)
+        self.delta = x.new_empty((tokens, sum(tables.output_sizes))) if plan is LoraPlan.BOTH_BESIDE else None
+
+    def run(self) -> None:
+        lora_shrink(self._x, self._tables, self._batch, self._h)
+        if self.delta is not None:
+            lora_expand(self._h, self._tables, self._batch, self.delta, accumulate=False)
+
+    def add_to(self, output: torch.Tensor) -> None:
+        rows = output.view(-1, output.shape[-1])
+        if self.delta is not None:
+            rows.add_(self.delta)
+        else:
+            lora_expand(self._h, self._tables, self._batch, rows, accumulate=True)
