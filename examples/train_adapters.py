@@ -105,8 +105,11 @@ def save(model: PeftModel, name: str) -> None:
     """Writes `adapters/<name>/` in bf16, with the public id of the base model and a short model card."""
     folder = ADAPTERS_DIR / name
     shutil.rmtree(folder, ignore_errors=True)
-    model.peft_config["default"].base_model_name_or_path = MODEL_ID
+    config = model.peft_config["default"]
+    config.base_model_name_or_path = MODEL_ID
+    config.target_modules = sorted(config.target_modules)  # PEFT holds a set, whose order changes from run to run
     model.to(torch.bfloat16).save_pretrained(str(folder), save_embedding_layers=False)
+    (folder / "adapter_model.safetensors").chmod(0o644)
     card = f"---\nbase_model: {MODEL_ID}\nlibrary_name: peft\nlicense: apache-2.0\ntags: [lora]\n---\n\n# {name}\n\n"
     card += f"A demonstration adapter: SmolLM2-135M-Instruct {DESCRIPTIONS[name]}\n\n"
     card += "Trained by `examples/train_adapters.py` on the questions in `examples/training_data.py`.\n"

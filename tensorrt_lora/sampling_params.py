@@ -1,7 +1,7 @@
 """How the tokens of one request are chosen, and when it ends.
 
-Owns the per-request sampling settings and the shape of a returned log-probability. Passed to `LLM.generate` by users, read
-by the engine's sampler and scheduler. Knows nothing of models or batches.
+Owns the per-request sampling settings and the shape of a returned log-probability. Passed to `LLM.generate`
+by users, read by the engine's sampler and scheduler. Knows nothing of models or batches.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from tensorrt_lora.config.strict_base_model import StrictBaseModel
 
 @dataclass(slots=True)
 class Logprob:
-    """Natural-log probability of one token, and its 1-based rank in the vocabulary (None where it was not computed)."""
+    """Natural-log probability of a token, and its 1-based rank in the vocabulary where it was computed."""
 
     logprob: float
     rank: int | None = None
@@ -25,50 +25,82 @@ def _as_list(value: object) -> object:
 
 
 class SamplingParams(StrictBaseModel):
-    """Sampling settings of one request; the defaults are greedy. Raises ValueError (pydantic's) for any value out of bounds."""
+    """How one request is sampled; greedy by default. Raises ValueError (pydantic's) for wrong values."""
 
-    max_tokens: int = Field(32, ge=1, description="Most tokens to generate for each sequence.")
-    min_tokens: int = Field(0, ge=0, description="Tokens to generate before an end or stop token may end the sequence.")
-    temperature: float = Field(
-        0.0, ge=0.0, description="Divides the logits; 0 takes the most likely token every time (greedy)."
+    max_tokens: int = Field(default=32, ge=1, description="Most tokens to generate for each sequence.")
+    min_tokens: int = Field(
+        default=0, ge=0, description="Tokens to generate before an end or stop token may end the sequence."
     )
-    top_k: int = Field(0, ge=0, description="Keep the k most likely tokens; 0 keeps all.")
+    temperature: float = Field(
+        default=0.0,
+        ge=0.0,
+        description="Divides the logits; 0 takes the most likely token every time (greedy).",
+    )
+    top_k: int = Field(default=0, ge=0, description="Keep the k most likely tokens; 0 keeps all.")
     top_p: float = Field(
-        1.0, gt=0.0, le=1.0, description="Keep the smallest set of likely tokens whose probability reaches this sum."
+        default=1.0,
+        gt=0.0,
+        le=1.0,
+        description="Keep the smallest set of likely tokens whose probability reaches this sum.",
     )
     min_p: float = Field(
-        0.0, ge=0.0, le=1.0, description="Drop tokens less likely than this share of the most likely one's probability."
+        default=0.0,
+        ge=0.0,
+        le=1.0,
+        description="Drop tokens less likely than this share of the most likely one's probability.",
     )
     seed: int | None = Field(
-        None, ge=0, lt=2**63, description="Makes this request's draws repeatable, whatever runs beside it; None draws one."
+        default=None,
+        ge=0,
+        lt=2**63,
+        description="Makes this request's draws repeatable, whatever runs beside it; None draws one.",
     )
-    n: int = Field(1, ge=1, description="Sequences to generate for the prompt; more than one needs temperature > 0.")
+    n: int = Field(
+        default=1,
+        ge=1,
+        description="Sequences to generate for the prompt; more than one needs temperature > 0.",
+    )
     stop: Annotated[list[str], BeforeValidator(_as_list)] = Field(
         default_factory=list, description="Texts that end a sequence; left out of the returned text."
     )
     stop_token_ids: list[int] = Field(
         default_factory=list, description="Token ids that end a sequence, beside the model's own end tokens."
     )
-    ignore_eos: bool = Field(False, description="Go on to max_tokens past the model's own end tokens.")
+    ignore_eos: bool = Field(
+        default=False, description="Go on to max_tokens past the model's own end tokens."
+    )
     repetition_penalty: float = Field(
-        1.0, gt=0.0, description="Divides positive and multiplies negative logits of tokens seen in prompt or output."
+        default=1.0,
+        gt=0.0,
+        description="Divides positive and multiplies negative logits of tokens seen in prompt or output.",
     )
     presence_penalty: float = Field(
-        0.0, ge=-2.0, le=2.0, description="Subtracted once from the logit of every token generated so far."
+        default=0.0,
+        ge=-2.0,
+        le=2.0,
+        description="Subtracted once from the logit of every token generated so far.",
     )
     frequency_penalty: float = Field(
-        0.0, ge=-2.0, le=2.0, description="Subtracted from a token's logit for each time it was generated."
+        default=0.0,
+        ge=-2.0,
+        le=2.0,
+        description="Subtracted from a token's logit for each time it was generated.",
     )
     logprobs: int | None = Field(
-        None,
+        default=None,
         ge=0,
-        description="Return the log-probability of each generated token and of this many most likely ones; 0 gives the "
-        "generated token's own, None nothing.",
+        description="Return the log-probability of each generated token and of this many most likely "
+        "ones; 0 gives the generated token's own, None nothing.",
     )
     prompt_logprobs: int | None = Field(
-        None, ge=0, description="The same for the tokens of the prompt; such a prompt takes nothing from the reuse cache."
+        default=None,
+        ge=0,
+        description="The same for the tokens of the prompt; such a prompt takes nothing from the reuse "
+        "cache.",
     )
-    skip_special_tokens: bool = Field(True, description="Leave special tokens out of the returned text.")
+    skip_special_tokens: bool = Field(
+        default=True, description="Leave special tokens out of the returned text."
+    )
 
     @field_validator("stop")
     @classmethod
@@ -89,10 +121,13 @@ class SamplingParams(StrictBaseModel):
     def _check_together(self) -> "SamplingParams":
         if self.min_tokens > self.max_tokens:
             raise ValueError(
-                f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}: lower it or raise max_tokens"
+                f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}: lower it or "
+                "raise max_tokens"
             )
         if self.n > 1 and self.is_greedy:
-            raise ValueError(f"n={self.n} with temperature=0 gives {self.n} equal answers: set temperature > 0 or n=1")
+            raise ValueError(
+                f"n={self.n} with temperature=0 gives {self.n} equal answers: set temperature > 0 or n=1"
+            )
         return self
 
     @property

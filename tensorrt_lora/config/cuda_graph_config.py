@@ -1,7 +1,7 @@
 """Which decode batch sizes are captured as CUDA graphs.
 
-Owns the graph settings of one engine. Set by users as `TorchLlmArgs.cuda_graph_config`, read by the graph runner. Must not
-know whether there is a GPU.
+Owns the graph settings of one engine. Set by users as `TorchLlmArgs.cuda_graph_config`, read by the graph
+runner. Must not know whether there is a GPU.
 """
 
 from pydantic import Field, model_validator
@@ -10,16 +10,21 @@ from tensorrt_lora.config.strict_base_model import StrictBaseModel
 
 
 class CudaGraphConfig(StrictBaseModel):
-    """CUDA graph settings of one engine. Raises ValueError (pydantic's) for batch sizes that cannot be captured."""
+    """CUDA graph settings of one engine. Raises ValueError (pydantic's) for sizes that cannot be captured."""
 
     batch_sizes: list[int] | None = Field(
-        None, description="Decode batch sizes to capture; None takes a spread of sizes up to max_batch_size."
+        default=None,
+        description="Decode batch sizes to capture; None takes a spread of sizes up to max_batch_size.",
     )
     max_batch_size: int | None = Field(
-        None, ge=1, description="Largest decode batch to capture; None takes the engine's max_batch_size."
+        default=None,
+        ge=1,
+        description="Largest decode batch to capture; None takes the engine's max_batch_size.",
     )
     enable_padding: bool = Field(
-        True, description="Run a batch in the next larger captured size; False runs batches of other sizes without a graph."
+        default=True,
+        description="Run a batch in the next larger captured size; False runs batches of other sizes "
+        "without a graph.",
     )
 
     @model_validator(mode="after")
@@ -27,7 +32,10 @@ class CudaGraphConfig(StrictBaseModel):
         if self.batch_sizes is None:
             return self
         if not self.batch_sizes:
-            raise ValueError("batch_sizes is empty: leave it out for the defaults, or set cuda_graph_config to null for no graphs")
+            raise ValueError(
+                "batch_sizes is empty: leave it out for the defaults, or set cuda_graph_config to null "
+                "for no graphs"
+            )
         if min(self.batch_sizes) < 1:
             raise ValueError(f"batch_sizes holds {min(self.batch_sizes)}: a batch has at least one request")
         if len(set(self.batch_sizes)) != len(self.batch_sizes):
@@ -35,8 +43,8 @@ class CudaGraphConfig(StrictBaseModel):
             raise ValueError(f"batch_sizes holds {repeated} more than once: remove the copies")
         if self.max_batch_size is not None and max(self.batch_sizes) > self.max_batch_size:
             raise ValueError(
-                f"batch_sizes holds {max(self.batch_sizes)}, more than max_batch_size={self.max_batch_size} of "
-                "cuda_graph_config: set one of the two"
+                f"batch_sizes holds {max(self.batch_sizes)}, more than "
+                f"max_batch_size={self.max_batch_size} of cuda_graph_config: set one of the two"
             )
         return self
 
@@ -45,6 +53,6 @@ class CudaGraphConfig(StrictBaseModel):
         if self.batch_sizes is not None:
             return sorted(self.batch_sizes)
         largest = min(self.max_batch_size or engine_max_batch_size, engine_max_batch_size)
-        # Padding to a multiple of 8 wastes little beyond 8 rows; without padding a size that is missing means no graph.
+        # Padding to a multiple of 8 wastes little; without padding, a missing size runs without a graph.
         sizes = [1, 2, 4, *range(8, largest, 8)] if self.enable_padding else list(range(1, largest))
         return [*(size for size in sizes if size < largest), largest]

@@ -1,7 +1,8 @@
 """Everything a user can set on an engine.
 
-Owns `TorchLlmArgs`, the one root of the settings. Built from keyword arguments by `LLM`, from YAML by the command line; read
-by `llmapi/` and `engine/`, which pass sub-configs and single values down. Must not know whether a GPU or a model is there.
+Owns `TorchLlmArgs`, the one root of the settings. Built from keyword arguments by `LLM`, from YAML by the
+command line; read by `llmapi/` and `engine/`, which pass sub-configs and single values down. Must not know
+whether a GPU or a model is there.
 """
 
 from os import PathLike, fspath
@@ -29,54 +30,70 @@ PathOrName = Annotated[str, BeforeValidator(_path_as_str), Field(min_length=1)]
 class TorchLlmArgs(StrictBaseModel):
     """Settings of one engine, by TensorRT-LLM's names.
 
-    Nested settings are taken as objects or as plain dicts. Raises ValueError (pydantic's) for unknown names, wrong types,
-    values out of bounds and values that contradict each other.
+    Nested settings are taken as objects or as plain dicts. Raises ValueError (pydantic's) for unknown names,
+    wrong types, values out of bounds and values that contradict each other.
     """
 
     model: PathOrName = Field(description="Checkpoint directory, .gguf file, or Hugging Face hub id.")
     tokenizer: PathOrName | None = Field(
-        None, description="Tokenizer directory or hub id; None takes the model's own."
+        default=None, description="Tokenizer directory or hub id; None takes the model's own."
     )
     skip_tokenizer_init: bool = Field(
-        False, description="Load no tokenizer: prompts are token ids, and outputs carry no text."
+        default=False, description="Load no tokenizer: prompts are token ids, and outputs carry no text."
     )
-    backend: Literal["pytorch"] = Field("pytorch", description="The execution backend; there is one.")
+    backend: Literal["pytorch"] = Field(default="pytorch", description="The execution backend; there is one.")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="Type of weights and activations; auto takes the checkpoint's."
+        default="auto",
+        description="Type of weights and activations; auto is float32 on the CPU, and on CUDA bfloat16 "
+        "unless the checkpoint is float32.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="Where the model runs; auto takes CUDA when there is any."
+        default="auto", description="Where the model runs; auto takes CUDA when there is any."
     )
     executor: Literal["process", "inline"] = Field(
-        "process", description="Where the engine loop runs: in a process of its own, or inside the caller's."
+        default="process",
+        description="Where the engine loop runs: in a process of its own, or inside the caller's.",
     )
-    max_batch_size: int = Field(64, ge=1, description="Most sequences in one step.")
+    max_batch_size: int = Field(default=64, ge=1, description="Most sequences in one step.")
     max_num_tokens: int = Field(
-        8192, ge=1, description="Most tokens in one step, prompts and generated ones together; at least max_batch_size."
+        default=8192,
+        ge=1,
+        description="Most tokens in one step, prompts and generated ones together; at least max_batch_size.",
     )
     max_seq_len: int | None = Field(
-        None, ge=2, description="Longest sequence, prompt and output, in tokens; None takes what the model allows."
+        default=None,
+        ge=2,
+        description="Longest sequence, prompt and output, in tokens; None takes what the model allows.",
     )
     attn_backend: Literal["auto", "VANILLA", "FLASHINFER"] = Field(
-        "auto", description="Attention: VANILLA is plain torch, FLASHINFER needs CUDA; auto picks what runs."
+        default="auto",
+        description="Attention: VANILLA is plain torch, FLASHINFER needs CUDA; auto picks what runs.",
     )
     enable_chunked_prefill: bool = Field(
-        True, description="Split prompts over several steps, beside running requests; off, a prompt must fit in one step."
+        default=True,
+        description="Split prompts over several steps, beside running requests; off, a prompt must fit in "
+        "one step.",
     )
     kv_cache_config: KvCacheConfig = Field(default_factory=KvCacheConfig, description="The paged KV cache.")
     cuda_graph_config: CudaGraphConfig | None = Field(
-        default_factory=CudaGraphConfig, description="CUDA graphs of decode steps; None runs every step without."
+        default_factory=CudaGraphConfig,
+        description="CUDA graphs of decode steps; None runs every step without.",
     )
     scheduler_config: SchedulerConfig = Field(default_factory=SchedulerConfig, description="The scheduler.")
     peft_cache_config: PeftCacheConfig = Field(
         default_factory=PeftCacheConfig, description="Memory that adapters may take."
     )
-    lora_config: LoraConfig | None = Field(None, description="LoRA; None serves the base model alone.")
-    load_format: Literal["auto", "dummy"] = Field(
-        "auto", description="Where weights come from: the checkpoint, or random values made from its config alone."
+    lora_config: LoraConfig | None = Field(
+        default=None, description="LoRA; None serves the base model alone."
     )
-    seed: int = Field(0, ge=0, lt=2**63, description="Seeds dummy weights and the requests that carry no seed.")
-    tensor_parallel_size: int = Field(1, description="GPUs that share one model; only 1 for now.")
+    load_format: Literal["auto", "dummy"] = Field(
+        default="auto",
+        description="Where weights come from: the checkpoint, or random values made from its config alone.",
+    )
+    seed: int = Field(
+        default=0, ge=0, lt=2**63, description="Seeds dummy weights and the requests that carry no seed."
+    )
+    tensor_parallel_size: int = Field(default=1, description="GPUs that share one model; only 1 for now.")
 
     @field_validator("tensor_parallel_size")
     @classmethod
@@ -89,22 +106,32 @@ class TorchLlmArgs(StrictBaseModel):
     def _check_step_size(self) -> "TorchLlmArgs":
         if self.max_num_tokens < self.max_batch_size:
             raise ValueError(
-                f"max_num_tokens={self.max_num_tokens} is less than max_batch_size={self.max_batch_size}: every running "
-                "sequence takes a token a step, so raise max_num_tokens or lower max_batch_size"
+                f"max_num_tokens={self.max_num_tokens} is less than max_batch_size={self.max_batch_size}: "
+                "every running sequence takes a token a step, so raise max_num_tokens or lower "
+                "max_batch_size"
             )
-        if not self.enable_chunked_prefill and self.max_seq_len is not None and self.max_seq_len > self.max_num_tokens:
+        if (
+            not self.enable_chunked_prefill
+            and self.max_seq_len is not None
+            and self.max_seq_len > self.max_num_tokens
+        ):
             raise ValueError(
                 f"max_seq_len={self.max_seq_len} is more than max_num_tokens={self.max_num_tokens} while "
-                "enable_chunked_prefill is off: a prompt must fit in one step, so turn it on or raise max_num_tokens"
+                "enable_chunked_prefill is off: a prompt must fit in one step, so turn it on or raise "
+                "max_num_tokens"
             )
         return self
 
     @model_validator(mode="after")
     def _check_attention(self) -> "TorchLlmArgs":
         if self.attn_backend == "FLASHINFER" and self.device == "cpu":
-            raise ValueError("attn_backend=FLASHINFER runs on CUDA only: use device=cuda, or attn_backend=VANILLA")
+            raise ValueError(
+                "attn_backend=FLASHINFER runs on CUDA only: use device=cuda, or attn_backend=VANILLA"
+            )
         if self.attn_backend == "FLASHINFER" and self.dtype == "float32":
-            raise ValueError("attn_backend=FLASHINFER has no float32: use dtype=bfloat16, or attn_backend=VANILLA")
+            raise ValueError(
+                "attn_backend=FLASHINFER has no float32: use dtype=bfloat16, or attn_backend=VANILLA"
+            )
         return self
 
     @model_validator(mode="after")
@@ -132,11 +159,13 @@ class TorchLlmArgs(StrictBaseModel):
         if self.max_seq_len is not None:
             if self.max_seq_len > model_max_seq_len:
                 raise ValueError(
-                    f"max_seq_len={self.max_seq_len} is more than the {model_max_seq_len} tokens that the model allows: "
-                    "lower it or leave it out"
+                    f"max_seq_len={self.max_seq_len} is more than the {model_max_seq_len} tokens that the "
+                    "model allows: lower it or leave it out"
                 )
             return self.max_seq_len
-        return model_max_seq_len if self.enable_chunked_prefill else min(model_max_seq_len, self.max_num_tokens)
+        return (
+            model_max_seq_len if self.enable_chunked_prefill else min(model_max_seq_len, self.max_num_tokens)
+        )
 
     @classmethod
     def from_yaml(cls, path: str | PathLike[str], **overrides: object) -> "TorchLlmArgs":
@@ -154,7 +183,9 @@ class TorchLlmArgs(StrictBaseModel):
         if settings is None:
             settings = {}
         if not isinstance(settings, dict):
-            raise ValueError(f"{file}: expected a mapping of TorchLlmArgs fields, got {type(settings).__name__}")
+            raise ValueError(
+                f"{file}: expected a mapping of TorchLlmArgs fields, got {type(settings).__name__}"
+            )
         try:
             return cls.model_validate(settings | overrides)
         except ValidationError as error:

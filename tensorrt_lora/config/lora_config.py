@@ -1,7 +1,7 @@
 """Which adapters an engine can hold and how it runs them.
 
-Owns TensorRT-LLM's ten LoRA settings. Set by users as `TorchLlmArgs.lora_config`, read by the engine and the adapter store,
-which pass single values on. Must not know devices, files or models.
+Owns TensorRT-LLM's ten LoRA settings. Set by users as `TorchLlmArgs.lora_config`, read by the engine and the
+adapter store, which pass single values on. Must not know devices, files or models.
 """
 
 from typing import Literal
@@ -15,48 +15,56 @@ DEFAULT_NUM_SLOTS = 8
 
 
 class LoraConfig(StrictBaseModel):
-    """LoRA settings of one engine. Raises ValueError (pydantic's) for values out of bounds or that contradict each other."""
+    """LoRA settings of one engine. Raises ValueError (pydantic's) for wrong or contradicting values."""
 
     lora_dir: list[str] = Field(
         default_factory=list,
-        description="Adapter directories to read the targeted modules from when lora_target_modules is empty.",
+        description="Adapter directories to read the targeted modules from when lora_target_modules is "
+        "empty.",
     )
     lora_ckpt_source: Literal["hf", "nemo"] = Field(
-        "hf", description="Checkpoint format of the adapters: 'hf' is a PEFT directory; 'nemo' is not served yet."
+        default="hf",
+        description="Checkpoint format of the adapters: 'hf' is a PEFT directory; 'nemo' is not served yet.",
     )
-    max_lora_rank: int = Field(64, ge=1, description="Largest rank an adapter may have in any module.")
+    max_lora_rank: int = Field(
+        default=64, ge=1, description="Largest rank an adapter may have in any module."
+    )
     lora_target_modules: list[str] = Field(
         default_factory=list,
         description="Modules that adapters may change, by TensorRT-LLM's names: "
-        f"{', '.join(DEFAULT_HF_MODULES)}. Empty: what lora_dir's adapters change, or every module without lora_dir.",
+        f"{', '.join(DEFAULT_HF_MODULES)}. Empty: what lora_dir's adapters change, or every module without "
+        "lora_dir.",
     )
     trtllm_modules_to_hf_modules: dict[str, str] = Field(
         default_factory=dict,
-        description="Leaf name in adapter checkpoints by TensorRT-LLM module name, where it is not the Hugging Face default.",
+        description="Leaf name in adapter checkpoints by TensorRT-LLM module name, where it is not the "
+        "Hugging Face default.",
     )
     max_loras: int | None = Field(
-        None, ge=1, description=f"Slots: distinct adapters in one batch on the device. None means {DEFAULT_NUM_SLOTS}."
+        default=None,
+        ge=1,
+        description=f"Slots: distinct adapters in one batch on the device. None means {DEFAULT_NUM_SLOTS}.",
     )
     max_cpu_loras: int | None = Field(
-        None,
+        default=None,
         ge=1,
-        description="Adapters kept in host memory, at least max_loras; None leaves it to peft_cache_config.host_cache_size "
-        "alone. The count and the bytes both bind.",
+        description="Adapters kept in host memory, at least max_loras; None leaves it to "
+        "peft_cache_config.host_cache_size alone. The count and the bytes both bind.",
     )
     swap_gate_up_proj_lora_b_weight: bool = Field(
-        True,
-        description="How a fused gate_up_proj adapter stacks the output rows of its B: True is [gate; up], as Hugging Face "
-        "models hold them; False is [up; gate].",
+        default=True,
+        description="How a fused gate_up_proj adapter stacks the output rows of its B: True is [gate; "
+        "up], as Hugging Face models hold them; False is [up; gate].",
     )
     overlap_lora_and_base: bool = Field(
-        False,
-        description="Run LoRA on a second CUDA stream beside the base projection, inside CUDA graphs. Same results, no "
-        "effect on the CPU.",
+        default=False,
+        description="Run LoRA on a second CUDA stream beside the base projection, inside CUDA graphs. "
+        "Same results, no effect on the CPU.",
     )
     cuda_graph_specialize_lora: bool = Field(
-        True,
-        description="Capture CUDA graphs without LoRA too, so that batches of base requests alone pay nothing for it; "
-        "costs start-up time and graph memory.",
+        default=True,
+        description="Capture CUDA graphs without LoRA too, so that batches of base requests alone pay "
+        "nothing for it; costs start-up time and graph memory.",
     )
 
     @field_validator("lora_target_modules")
@@ -72,8 +80,8 @@ class LoraConfig(StrictBaseModel):
         for name, hf_name in name_map.items():
             if not hf_name or "." in hf_name:
                 raise ValueError(
-                    f"trtllm_modules_to_hf_modules[{name!r}] is {hf_name!r}: give the last part of the module's path, "
-                    f"like {DEFAULT_HF_MODULES[name]!r}"
+                    f"trtllm_modules_to_hf_modules[{name!r}] is {hf_name!r}: give the last part of the "
+                    f"module's path, like {DEFAULT_HF_MODULES[name]!r}"
                 )
         return name_map
 
@@ -82,8 +90,9 @@ class LoraConfig(StrictBaseModel):
         if self.max_cpu_loras is not None and self.max_cpu_loras < self.num_slots:
             default = " (the default)" if self.max_loras is None else ""
             raise ValueError(
-                f"max_cpu_loras={self.max_cpu_loras} is less than max_loras={self.num_slots}{default}: every adapter on the "
-                "device is kept on the host too, so raise max_cpu_loras or lower max_loras"
+                f"max_cpu_loras={self.max_cpu_loras} is less than max_loras={self.num_slots}{default}: "
+                "every adapter on the device is kept on the host too, so raise max_cpu_loras or lower "
+                "max_loras"
             )
         return self
 
@@ -94,5 +103,5 @@ class LoraConfig(StrictBaseModel):
 
     @property
     def hf_modules(self) -> dict[str, str]:
-        """Leaf name in adapter checkpoints by TensorRT-LLM module name: the defaults with the user's changes."""
+        """Leaf name in adapter checkpoints by TensorRT-LLM module name: the defaults, then the user's own."""
         return DEFAULT_HF_MODULES | self.trtllm_modules_to_hf_modules

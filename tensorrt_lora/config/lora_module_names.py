@@ -1,11 +1,12 @@
 """The names of the projections that an adapter may change.
 
-Owns the table from TensorRT-LLM's module names to the leaf names of Hugging Face checkpoints. Read by `LoraConfig` for
-validation and by `lora/module_types.py` for everything else. Knows neither layers nor weights.
+Owns the table from TensorRT-LLM's module names to the leaf names of Hugging Face checkpoints. Read by
+`LoraConfig` for validation and by `lora/module_types.py` for everything else. Knows neither layers nor
+weights.
 """
 
-# TensorRT-LLM's names. `mlp_h_to_4h` is the projection under the activation (gate) and `mlp_gate` the one beside it (up);
-# the names read the other way round, and TensorRT-LLM keeps them so.
+# TensorRT-LLM's names. `mlp_h_to_4h` is the projection under the activation (gate) and `mlp_gate` the one
+# beside it (up); the names read the other way round, and TensorRT-LLM keeps them so.
 DEFAULT_HF_MODULES: dict[str, str] = {
     "attn_q": "q_proj",
     "attn_k": "k_proj",
@@ -20,7 +21,7 @@ DEFAULT_HF_MODULES: dict[str, str] = {
 
 
 def check_module_names(names: list[str], where: str) -> None:
-    """Raise ValueError when `names` holds a name that is unknown or given twice; `where` names the field for the message."""
+    """Raise ValueError when `names` has an unknown or repeated name; the message calls the field `where`."""
     for position, name in enumerate(names):
         if name not in DEFAULT_HF_MODULES:
             hints = [ours for ours, hf_name in DEFAULT_HF_MODULES.items() if hf_name == name]

@@ -1,7 +1,7 @@
 """What a decoder checkpoint looks like, in our own field names.
 
-Owns the one translation from Hugging Face configs. Built by the engine, read by `models/` and `modules/`; nothing else reads
-an HF config's fields. Must not know weights or devices.
+Owns the one translation from Hugging Face configs. Built by the engine, read by `models/` and `modules/`;
+nothing else reads an HF config's fields. Must not know weights or devices.
 """
 
 import json
@@ -23,9 +23,10 @@ SUPPORTED_ARCHITECTURES: tuple[str, ...] = tuple(sorted(_ARCHITECTURE_OF_MODEL_T
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Shape of one dense decoder: sizes are element counts, `rope_parameters` is transformers' rotary dict of that name.
+    """Shape of one dense decoder; sizes are element counts.
 
-    `intermediate_size` is the width between the MLP's projections; `hidden_act` is transformers' name of the activation.
+    `intermediate_size` is the width between the MLP's projections. `rope_parameters` is transformers' dict of
+    that name, and `hidden_act` its name of the activation.
     """
 
     architecture: str
@@ -52,21 +53,26 @@ class ModelConfig:
 
     @property
     def max_seq_len(self) -> int:
-        """Longest sequence (tokens) with exact results: attention is always full, so a sliding window ends it early."""
+        """Longest sequence with exact results, in tokens: attention is full, so a sliding window ends it."""
         return min(self.max_position_embeddings, self.sliding_window or self.max_position_embeddings)
 
     @classmethod
     def from_hf(cls, hf_config: PretrainedConfig, model_dir: Path | None = None) -> "ModelConfig":
-        """Translate a transformers config; `model_dir`, if given, is searched for generation_config.json's end tokens.
+        """Translate a transformers config.
 
-        Raises ValueError for an architecture that is not served, a quantised checkpoint, or head counts that do not divide.
+        The end tokens of `model_dir`'s generation_config.json, where there is one, are added to the config's.
+
+        Raises ValueError for an architecture that is not served, a quantised checkpoint, or head counts that
+        do not divide.
         """
         architecture = _architecture(hf_config)
         _check_not_quantized(hf_config)
         num_heads = hf_config.num_attention_heads
         num_kv_heads = getattr(hf_config, "num_key_value_heads", None) or num_heads
         if num_heads % num_kv_heads:
-            raise ValueError(f"num_attention_heads={num_heads} is not a multiple of num_key_value_heads={num_kv_heads}")
+            raise ValueError(
+                f"num_attention_heads={num_heads} is not a multiple of num_key_value_heads={num_kv_heads}"
+            )
         attention_bias = bool(getattr(hf_config, "attention_bias", False))
         # Qwen2 has the biases of q, k and v built in and none on o; its config has no field for either.
         is_qwen2 = architecture == "Qwen2ForCausalLM"
@@ -100,28 +106,40 @@ class ModelConfig:
         directory = Path(model)
         if directory.is_dir():
             if not (directory / "config.json").is_file():
-                raise ValueError(f"model directory {model!r} has no config.json: give a Hugging Face checkpoint directory")
+                raise ValueError(
+                    f"model directory {model!r} has no config.json: give a Hugging Face checkpoint directory"
+                )
             return cls.from_hf(AutoConfig.from_pretrained(directory), directory)
         try:
             hf_config = AutoConfig.from_pretrained(model)
         except OSError as error:
-            raise ValueError(f"model {model!r} is neither a directory nor a readable hub id: {error}") from error
+            raise ValueError(
+                f"model {model!r} is neither a directory nor a readable hub id: {error}"
+            ) from error
         return cls.from_hf(hf_config)
 
 
 def _architecture(hf_config: PretrainedConfig) -> str:
-    named = hf_config.architectures or [_ARCHITECTURE_OF_MODEL_TYPE.get(hf_config.model_type, hf_config.model_type)]
+    named = hf_config.architectures or [
+        _ARCHITECTURE_OF_MODEL_TYPE.get(hf_config.model_type, hf_config.model_type)
+    ]
     for architecture in named:
         if architecture in SUPPORTED_ARCHITECTURES:
             return str(architecture)
-    raise ValueError(f"architecture {named[0]!r} is not supported; supported: {', '.join(SUPPORTED_ARCHITECTURES)}")
+    raise ValueError(
+        f"architecture {named[0]!r} is not supported; supported: {', '.join(SUPPORTED_ARCHITECTURES)}"
+    )
 
 
 def _check_not_quantized(hf_config: PretrainedConfig) -> None:
     quantization = getattr(hf_config, "quantization_config", None)
     if quantization is not None:
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization.quant_method
-        raise ValueError(f"the checkpoint is quantised ({method}), which is not served yet: use one in bfloat16 or float32")
+        method = (
+            quantization.get("quant_method") if isinstance(quantization, dict) else quantization.quant_method
+        )
+        raise ValueError(
+            f"the checkpoint is quantised ({method}), which is not served yet: use one in bfloat16 or float32"
+        )
 
 
 def _rope_parameters(hf_config: PretrainedConfig) -> dict[str, object]:
@@ -137,13 +155,15 @@ def _rope_parameters(hf_config: PretrainedConfig) -> dict[str, object]:
 def _sliding_window(hf_config: PretrainedConfig) -> int | None:
     window = getattr(hf_config, "sliding_window", None)
     layer_types = getattr(hf_config, "layer_types", None)
-    if not getattr(hf_config, "use_sliding_window", True) or (layer_types and "sliding_attention" not in layer_types):
+    if not getattr(hf_config, "use_sliding_window", True) or (
+        layer_types and "sliding_attention" not in layer_types
+    ):
         return None
     return window
 
 
 def _eos_token_ids(hf_config: PretrainedConfig, model_dir: Path | None) -> tuple[int, ...]:
-    """End tokens of the config, then those that only generation_config.json has (chat models end a turn with these)."""
+    """The config's end tokens, then generation_config.json's own: chat models end a turn with these."""
     found = _as_ids(hf_config.eos_token_id)
     file = None if model_dir is None else model_dir / "generation_config.json"
     if file is not None and file.is_file():

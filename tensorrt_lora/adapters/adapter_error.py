@@ -1,0 +1,47 @@
+"""What is wrong with an adapter, all of it at once.
+
+Owns the error that users see and the list that fills it. Every reader in this folder adds to an `AdapterProblems` and asks
+it to raise; none knows how the text is put together.
+"""
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+
+class AdapterError(ValueError):
+    """An adapter that cannot be used. The text begins with the adapter's name and path and lists every problem with its fix."""
+
+    def __init__(self, name: str, path: str, problems: Sequence[str]) -> None:
+        # ValueError keeps all three in `args`, so that the error survives pickling between processes.
+        super().__init__(name, path, tuple(problems))
+        self.name = name
+        self.path = path
+        self.problems = tuple(problems)
+
+    def __str__(self) -> str:
+        head = f"adapter {self.name!r} ({self.path}): "
+        if len(self.problems) == 1:
+            return head + self.problems[0]
+        return head + f"{len(self.problems)} problems" + "".join(f"\n  - {problem}" for problem in self.problems)
+
+
+class AdapterProblems:
+    """Collects the problems of one adapter while it is read."""
+
+    def __init__(self, name: str, path: str) -> None:
+        self.name = name
+        self.path = path
+        self._problems: list[str] = []
+
+    def add(self, problem: str) -> None:
+        self._problems.append(problem)
+
+    def fail(self, problem: str) -> NoReturn:
+        """Raise AdapterError now, for a problem that leaves nothing else to look at."""
+        self.add(problem)
+        raise AdapterError(self.name, self.path, self._problems)
+
+    def check(self) -> None:
+        """Raise AdapterError if there is any problem so far."""
+        if self._problems:
+            raise AdapterError(self.name, self.path, self._problems)

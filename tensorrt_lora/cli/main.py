@@ -1,0 +1,46 @@
+"""`tensorrt-lora`: the command line.
+
+Owns the list of sub-commands and how a user's mistake is shown. Every sub-command has a file of its own; none
+holds logic that Python users would miss.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from tensorrt_lora.cli.generate import generate
+from tensorrt_lora.cli.info import info
+from tensorrt_lora.cli.manifest import manifest
+
+P = ParamSpec("P")
+
+
+def _with_user_errors(command: Callable[P, None]) -> Callable[P, None]:
+    """Shows a ValueError, which is a user's mistake all through the package, without a traceback; exits with 2."""
+
+    @wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except ValueError as error:
+            Console(stderr=True).print(
+                f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True
+            )
+            raise typer.Exit(2) from error
+
+    return run
+
+
+app = typer.Typer(
+    name="tensorrt-lora",
+    help="One base model, many LoRA adapters in one batch.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+)
+for _command in (generate, manifest, info):
+    app.command()(_with_user_errors(_command))

@@ -1,0 +1,75 @@
+"""The engine loop: take what arrived, run a step, send what came out; sleep when there is nothing to do.
+
+Owns the loop alone, the same in a thread (`inline_executor_client`) and in a process (`executor_process`).
+Must not know which of the two it runs in, nor how a step works.
+"""
+
+from collections.abc import Callable, Mapping
+from queue import Empty, SimpleQueue
+from typing import Protocol, TypeAlias
+
+from tensorrt_lora.config.llm_args import TorchLlmArgs
+from tensorrt_lora.engine.generation_request import AbortRequest, GenerationRequest, GenerationResponse
+
+# None asks the loop to end.
+Inbox: TypeAlias = "SimpleQueue[GenerationRequest | AbortRequest | None]"
+
+
+class Executor(Protocol):
+    """What the loop and the front need of an engine; `PyExecutor` is the real one.
+
+    A request that fails is answered by `step` with finish reason "error"; an exception means that the engine is
+    lost.
+    """
+
+    @property
+    def info(self) -> Mapping[str, int | str]: ...
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has anything to do or to report."""
+
+    def enqueue(self, request: GenerationRequest) -> None: ...
+
+    def abort(self, request_id: int) -> None:
+        """End a request; does nothing for one that is unknown or already finished."""
+
+    def step(self) -> list[GenerationResponse]: ...
+
+    def shutdown(self) -> None: ...
+
+
+class ExecutorFactory(Protocol):
+    """Builds an engine. It may travel to another process, so it must be importable by name."""
+
+    def __call__(self, args: TorchLlmArgs, *, progress: bool) -> Executor: ...
+
+
+def run_loop(executor: Executor, inbox: Inbox, send: Callable[[list[GenerationResponse]], None]) -> None:
+    """Serve until None arrives in `inbox`, then shut the executor down; requests still running get no answer."""
+    try:
+        while True:
+            messages = _drain(inbox, block=not executor.has_work)
+            for message in messages:
+                if message is None:
+                    return
+                if isinstance(message, GenerationRequest):
+                    executor.enqueue(message)
+                else:
+                    executor.abort(message.request_id)
+            if executor.has_work:
+                responses = executor.step()
+                if responses:
+                    send(responses)
+    finally:
+        executor.shutdown()
+
+
+def _drain(inbox: Inbox, *, block: bool) -> list[GenerationRequest | AbortRequest | None]:
+    """Everything in the inbox; with `block`, at least one message."""
+    messages = [inbox.get()] if block else []
+    while True:
+        try:
+            messages.append(inbox.get_nowait())
+        except Empty:
+            return messages

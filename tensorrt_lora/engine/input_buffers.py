@@ -1,0 +1,23 @@
+"""Token ids and positions of one step, at addresses that a captured graph can rely on."""
+
+import numpy as np
+import torch
+
+from tensorrt_lora.utils.pinned_staging import PinnedStaging
+
+
+class InputBuffers:
+    """One device buffer for the ids and positions of a step; its layout depends on the number of tokens alone."""
+
+    def __init__(self, *, max_num_tokens: int, device: torch.device) -> None:
+        self._device_buffer = torch.zeros(2 * max_num_tokens, dtype=torch.int64, device=device)
+        self._staging = PinnedStaging(self._device_buffer)
+
+    def write(self, input_ids: np.ndarray, position_ids: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copy both (int64 [T]) in stream order with one transfer, and return their views on the device."""
+        self._staging.copy(np.concatenate([input_ids, position_ids]))
+        return self.views(input_ids.shape[0])
+
+    def views(self, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(input_ids, position_ids) of a step of `num_tokens`, as last written."""
+        return self._device_buffer[:num_tokens], self._device_buffer[num_tokens : 2 * num_tokens]

@@ -1,0 +1,184 @@
+"""One forward of the model over a scheduled batch: inputs, attention metadata, LoRA, and the graph or eager run.
+
+Called once a step by `PyExecutor`. Wires what the ranks below provide; decides nothing about requests.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tensorrt_lora.adapters.adapter_handle import AdapterHandle
+from tensorrt_lora.attention_backend.interface import AttentionBatch, AttentionMetadata
+from tensorrt_lora.config.llm_args import TorchLlmArgs
+from tensorrt_lora.engine.cuda_graph_runner import CUDAGraphRunner, GraphKey
+from tensorrt_lora.engine.input_buffers import InputBuffers
+from tensorrt_lora.engine.llm_request import LlmRequest
+from tensorrt_lora.engine.model_loader import LoadedModel
+from tensorrt_lora.engine.scheduled_requests import ContextChunk, ScheduledRequests
+from tensorrt_lora.lora.cuda_graph_lora_manager import CudaGraphLoraManager
+from tensorrt_lora.lora.lora_params import LoraParams
+
+_PADDING_PAGE = 0
+
+
+@dataclass(slots=True)
+class PromptLogits:
+    """Logits at some prompt positions of one request, for its prompt log-probabilities."""
+
+    request: LlmRequest
+    positions: range
+    logits: torch.Tensor  # [len(positions), vocab]
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """What one forward gives the sampler."""
+
+    logits: torch.Tensor  # [n, vocab], one row for each of `ScheduledRequests.sampled_requests`, in order
+    prompt_logits: list[PromptLogits]
+
+
+class PyTorchModelEngine:
+    """Runs forwards; owns the KV cache tensor, the input buffers, the LoRA manager and the captured graphs."""
+
+    def __init__(self, args: TorchLlmArgs, loaded: LoadedModel, *, progress: bool) -> None:
+        self._model = loaded.model
+        self._dtype = loaded.dtype
+        self._device = loaded.device
+        self._max_batch_size = args.max_batch_size
+        self._max_num_tokens = args.max_num_tokens
+        self._inputs = InputBuffers(max_num_tokens=args.max_num_tokens, device=loaded.device)
+        self.lora_manager: CudaGraphLoraManager | None = loaded.lora_manager
+        self.kv_cache = loaded.kv_cache
+        self._metadata_type = loaded.attention_backend.Metadata
+        self._eager_metadata = self._create_metadata(args.max_batch_size, args.max_num_tokens, use_cuda_graph=False)
+        self._graph_metadata: dict[int, AttentionMetadata] = {}
+        self.graph_runner = CUDAGraphRunner(args.cuda_graph_config, args.max_batch_size, device=loaded.device)
+        self._capture_graphs(progress)
+
+    @torch.inference_mode()
+    def forward(self, scheduled: ScheduledRequests) -> StepOutput:
+        """Run one step of at least one token."""
+        chunks = scheduled.context
+        if not chunks:
+            key = self._graph_key(scheduled.generation)
+            if key is not None:
+                logits = self._replay(key, scheduled.generation)
+                return StepOutput(logits, [])
+        hidden = self._forward_eager(chunks, scheduled.generation)
+        return self._select_logits(hidden, chunks, scheduled.generation)
+
+    def _forward_eager(self, chunks: list[ContextChunk], generation: list[LlmRequest]) -> torch.Tensor:
+        """Hidden states [T, H] of the prefill chunks' tokens and one token per generation, in this order."""
+        batch = AttentionBatch(
+            num_contexts=len(chunks),
+            query_lens=[chunk.length for chunk in chunks] + [1] * len(generation),
+            kv_lens=[chunk.start + chunk.length for chunk in chunks] + [r.num_tokens for r in generation],
+            page_ids=[chunk.request.page_ids for chunk in chunks] + [r.page_ids for r in generation],
+        )
+        ids = [chunk.token_ids for chunk in chunks] + [[r.output_token_ids[-1]] for r in generation]
+        input_ids, position_ids = self._inputs.write(np.concatenate(ids).astype(np.int64), _positions(batch))
+        self._eager_metadata.prepare(batch)
+        requests = [chunk.request for chunk in chunks] + generation
+        lora_params = self._prepare_lora([r.adapter for r in requests], batch.query_lens)
+        return self._model(input_ids, position_ids, self._eager_metadata, lora_params)
+
+    def _prepare_lora(self, adapters: list[AdapterHandle | None], query_lens: list[int]) -> LoraParams | None:
+        if self.lora_manager is None or all(adapter is None for adapter in adapters):
+            return None
+        return self.lora_manager.prepare(adapters, query_lens)
+
+    def _select_logits(
+        self, hidden: torch.Tensor, chunks: list[ContextChunk], generation: list[LlmRequest]
+    ) -> StepOutput:
+        """Logits after the newest token of every request that has all its tokens computed, and those of prompts."""
+        rows: list[int] = []
+        prompt_logits = []
+        end = 0
+        for chunk in chunks:
+            end += chunk.length
+            if chunk.is_last:
+                rows.append(end - 1)
+            positions = chunk.request.prompt_logprob_positions(chunk.start, chunk.stop)
+            if positions:
+                first = end - chunk.stop + positions.start
+                logits = self._model.compute_logits(hidden[first : first + len(positions)])
+                prompt_logits.append(PromptLogits(chunk.request, positions, logits))
+        rows += range(end, end + len(generation))
+        logits = self._model.compute_logits(hidden[torch.tensor(rows, dtype=torch.int64, device=hidden.device)])
+        return StepOutput(logits, prompt_logits)
+
+    # Captured decode steps
+
+    def _graph_key(self, generation: list[LlmRequest]) -> GraphKey | None:
+        batch_size = self.graph_runner.padded_batch_size(len(generation))
+        if batch_size is None:
+            return None
+        use_lora = self.lora_manager is not None and self.lora_manager.uses_lora_graph(
+            [request.adapter for request in generation]
+        )
+        return GraphKey(batch_size, use_lora)
+
+    def _replay(self, key: GraphKey, generation: list[LlmRequest]) -> torch.Tensor:
+        padding = key.batch_size - len(generation)
+        batch = _decode_batch([r.num_tokens for r in generation], [r.page_ids for r in generation], padding)
+        input_ids = np.zeros(key.batch_size, dtype=np.int64)
+        input_ids[: len(generation)] = [request.output_token_ids[-1] for request in generation]
+        self._inputs.write(input_ids, _positions(batch))
+        self._graph_metadata[key.batch_size].prepare(batch)
+        if key.use_lora:
+            assert self.lora_manager is not None
+            self.lora_manager.prepare(
+                [request.adapter for request in generation],
+                [1] * len(generation),
+                num_padding_tokens=padding,
+                use_cuda_graph_mode=True,
+            )
+        return self.graph_runner.replay(key)[: len(generation)]
+
+    def _capture_graphs(self, progress: bool) -> None:
+        if not self.graph_runner.enabled:
+            return
+        cases = self.lora_manager.graph_cases() if self.lora_manager is not None else (False,)
+        for batch_size in self.graph_runner.batch_sizes:
+            self._graph_metadata[batch_size] = self._create_metadata(batch_size, batch_size, use_cuda_graph=True)
+        keys = [GraphKey(size, use_lora) for size in self.graph_runner.batch_sizes for use_lora in cases]
+        self.graph_runner.capture(keys, self._prepare_padding, self._forward_padding, progress=progress)
+
+    def _prepare_padding(self, key: GraphKey) -> None:
+        """Fill the static buffers of a graph with a batch of padding rows."""
+        batch = _decode_batch([], [], key.batch_size)
+        self._inputs.write(np.zeros(key.batch_size, dtype=np.int64), _positions(batch))
+        self._graph_metadata[key.batch_size].prepare(batch)
+
+    def _forward_padding(self, key: GraphKey) -> torch.Tensor:
+        raise NotImplementedError
+
+    def _create_metadata(self, max_num_requests: int, max_num_tokens: int, use_cuda_graph: bool) -> AttentionMetadata:
+        return self._metadata_type(
+            kv_cache=self.kv_cache,
+            num_heads=self._model.config.num_heads,
+            max_num_requests=max_num_requests,
+            max_num_tokens=max_num_tokens,
+            use_cuda_graph=use_cuda_graph,
+        )
+
+
+def _positions(batch: AttentionBatch) -> np.ndarray:
+    """Position of every token of the batch, int64 [T]."""
+    spans = [
+        np.arange(kv_len - query_len, kv_len, dtype=np.int64)
+        for query_len, kv_len in zip(batch.query_lens, batch.kv_lens, strict=True)
+    ]
+    return np.concatenate(spans)
+
+
+def _decode_batch(kv_lens: list[int], page_ids: list[list[int]], padding: int) -> AttentionBatch:
+    """A batch of one token per request, padded with rows of one token on the reserved page."""
+    return AttentionBatch(
+        num_contexts=0,
+        query_lens=[1] * (len(kv_lens) + padding),
+        kv_lens=kv_lens + [1] * padding,
+        page_ids=page_ids + [[_PADDING_PAGE]] * padding,
+    )

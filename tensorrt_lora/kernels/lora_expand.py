@@ -1,0 +1,259 @@
+"""delta = (scale h) B for every row's own adapter, added to or stored as the output: the second half of LoRA.
+
+Called by `lora/layer.py` with what `lora_shrink` left in `h`. Delta is rounded to the output's dtype before it is added,
+so that adding here and adding a stored delta later give the same bits.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tensorrt_lora.kernels.dispatch import use_triton
+from tensorrt_lora.kernels.lora_batch import (
+    DECODE_TILE_SIZE,
+    PREFILL_TILE_SIZE,
+    RANK_PAGE,
+    LoraBatch,
+    LoraTables,
+)
+
+MAX_MODULES = 3  # of a LoraLayer: q, k and v
+
+
+def lora_expand(h: Tensor, tables: LoraTables, batch: LoraBatch, out: Tensor, accumulate: bool) -> None:
+    """delta[t] = round(round(scale * sum of the slices of h[:, m, t]) @ B[m, slot of t]), for all modules' columns.
+
+    The slices are summed in order and scaled in float32, then rounded to `out`'s dtype; the product accumulates in
+    float32 and is rounded to `out`'s dtype too.
+
+    Args:
+        h: [splits, modules, T, max_rank] float32, contiguous; only what `lora_shrink` writes is read.
+        out: [T, sum(output_sizes)], the tables' dtype, rows may be strided. With `accumulate` the deltas are added and
+            base rows are left untouched; without, `out` is overwritten: zeros for base rows and untouched modules.
+    """
+    assert out.shape == (batch.token_slots.shape[0], tables.b_pool.shape[1]) and out.stride(-1) == 1
+    assert h.is_contiguous() and h.shape[1:] == (tables.num_modules, out.shape[0], tables.max_rank)
+    if use_triton(out):
+        _lora_expand_triton(h, tables, batch, out, accumulate)
+    else:
+        lora_expand_reference(h, tables, batch, out, accumulate)
+
+
+def lora_expand_reference(
+    h: Tensor, tables: LoraTables, batch: LoraBatch, out: Tensor, accumulate: bool
+) -> None:
+    """The same in torch."""
+    compute_dtype = torch.promote_types(out.dtype, torch.float32)
+    ranks, scales = tables.rank.tolist(), tables.scale.tolist()
+    if not accumulate:
+        out.zero_()
+    for slot, tokens in batch.segments():
+        for module, columns in enumerate(tables.column_slices):
+            rank = ranks[module][slot]
+            if rank == 0:
+                continue
+            h_sum = h[0, module, tokens, :rank]
+            for plane in h[1:]:
+                h_sum = h_sum + plane[module, tokens, :rank]
+            h_scaled = (h_sum * scales[module][slot]).to(out.dtype)
+            b = tables.b_pool[tables.pool_rows(slot, rank), columns]
+            delta = (h_scaled.to(compute_dtype) @ b.to(compute_dtype)).to(out.dtype)
+            module_out = out[:, columns]
+            module_out[tokens] = module_out[tokens] + delta if accumulate else delta
+
+
+@dataclass(frozen=True, slots=True)
+class ExpandConfig:
+    """Launch shape of the kernel: tokens, columns and rank rows of a program's tiles."""
+
+    block_m: int
+    block_n: int
+    block_r: int
+    num_warps: int
+
+
+# The rank is one tile up to the last block_r of a row of the table: a loop over longer ranks is rare and is not
+# pipelined, because sm_90 with Triton 3.6 can compute NaN when the first operand of a pipelined dot was converted.
+EXPAND_CONFIGS: dict[tuple[int, bool], tuple[ExpandConfig, ...]] = {
+    (DECODE_TILE_SIZE, True): (
+        ExpandConfig(block_m=16, block_n=128, block_r=16, num_warps=4),
+        ExpandConfig(block_m=16, block_n=128, block_r=32, num_warps=4),
+        ExpandConfig(block_m=16, block_n=128, block_r=64, num_warps=4),
+        ExpandConfig(block_m=16, block_n=128, block_r=128, num_warps=8),
+    ),
+    (PREFILL_TILE_SIZE, True): (
+        ExpandConfig(block_m=64, block_n=128, block_r=16, num_warps=4),
+        ExpandConfig(block_m=64, block_n=128, block_r=32, num_warps=4),
+        ExpandConfig(block_m=64, block_n=128, block_r=64, num_warps=4),
+        ExpandConfig(block_m=64, block_n=128, block_r=128, num_warps=8),
+    ),
+    (DECODE_TILE_SIZE, False): (
+        ExpandConfig(block_m=16, block_n=64, block_r=16, num_warps=4),
+        ExpandConfig(block_m=16, block_n=64, block_r=64, num_warps=4),
+    ),
+    (PREFILL_TILE_SIZE, False): (
+        ExpandConfig(block_m=64, block_n=64, block_r=16, num_warps=4),
+        ExpandConfig(block_m=64, block_n=64, block_r=64, num_warps=8),
+    ),
+}
+"""Per (tile size, 16-bit dtype), by rising block_r: the smallest that covers max_rank is taken, else the last."""
+
+
+def expand_config(tile_size: int, dtype: torch.dtype, max_rank: int) -> ExpandConfig:
+    """The configuration for tables of this `max_rank`."""
+    configs = EXPAND_CONFIGS[tile_size, dtype.itemsize == 2]
+    return next((config for config in configs if config.block_r >= max_rank), configs[-1])
+
+
+def _lora_expand_triton(h: Tensor, tables: LoraTables, batch: LoraBatch, out: Tensor, accumulate: bool) -> None:
+    tokens = out.shape[0]
+    if tokens == 0:
+        return
+    config = expand_config(batch.tile_size, out.dtype, tables.max_rank)
+    sizes = [*tables.output_sizes, 0, 0][:MAX_MODULES]
+    assert sum(sizes) == out.shape[1]
+    column_blocks = sum(triton.cdiv(size, config.block_n) for size in sizes)
+    # Without accumulation a second set of programs clears the base rows; it goes by token and needs no tiles.
+    clear_blocks = 0 if accumulate else triton.cdiv(tokens, config.block_m)
+    _lora_expand_kernel[column_blocks, batch.max_tiles + clear_blocks](
+        h,
+        tables.b_pool,
+        out,
+        tables.page_table,
+        tables.rank,
+        tables.scale,
+        batch.token_slots,
+        batch.sorted_tokens,
+        batch.tile_slot,
+        batch.tile_start,
+        batch.tile_len,
+        tokens,
+        tables.rank.shape[1],
+        batch.max_tiles,
+        *sizes,
+        tables.b_pool.stride(0),
+        out.stride(0),
+        tables.page_table.stride(0),
+        MODULES=tables.num_modules,
+        MAX_RANK=tables.max_rank,
+        PAGE=RANK_PAGE,
+        SPLITS=h.shape[0],
+        ACCUMULATE=accumulate,
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        BLOCK_R=config.block_r,
+        num_warps=config.num_warps,
+        num_stages=1,
+    )
+
+
+@triton.jit(
+    do_not_specialize=["num_tokens", "num_slots", "num_tiles", "page_stride"],
+    do_not_specialize_on_alignment=[
+        "page_table",
+        "rank",
+        "scale",
+        "token_slots",
+        "sorted_tokens",
+        "tile_slot",
+        "tile_start",
+        "tile_len",
+    ],
+)
+def _lora_expand_kernel(
+    h,
+    b_pool,
+    out,
+    page_table,
+    rank,
+    scale,
+    token_slots,
+    sorted_tokens,
+    tile_slot,
+    tile_start,
+    tile_len,
+    num_tokens,
+    num_slots,
+    num_tiles,
+    size0,
+    size1,
+    size2,
+    b_row_stride,
+    out_stride,
+    page_stride,
+    MODULES: tl.constexpr,
+    MAX_RANK: tl.constexpr,
+    PAGE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+):
+    """One program: the rows of one tile, in BLOCK_N columns of one module."""
+    # Column blocks are counted module by module, so that none straddles two.
+    block = tl.program_id(0)
+    blocks0 = tl.cdiv(size0, BLOCK_N)
+    blocks1 = tl.cdiv(size1, BLOCK_N)
+    module = (block >= blocks0).to(tl.int32) + (block >= blocks0 + blocks1).to(tl.int32)
+    first_block = tl.where(module == 0, 0, tl.where(module == 1, blocks0, blocks0 + blocks1))
+    first_column = tl.where(module == 0, 0, tl.where(module == 1, size0, size0 + size1))
+    end_column = tl.where(module == 0, size0, tl.where(module == 1, size0 + size1, size0 + size1 + size2))
+    column = first_column + (block - first_block) * BLOCK_N + tl.arange(0, BLOCK_N)
+    in_module = column < end_column
+    position = tl.arange(0, BLOCK_M)
+
+    tile = tl.program_id(1)
+    if not ACCUMULATE:
+        if tile >= num_tiles:
+            token = (tile - num_tiles) * BLOCK_M + position
+            base_row = tl.load(token_slots + token, mask=token < num_tokens, other=0) < 0
+            rows = out + token.to(tl.int64) * out_stride
+            zeros = tl.zeros((BLOCK_M, BLOCK_N), dtype=out.dtype.element_ty)
+            tl.store(rows[:, None] + column[None, :], zeros, mask=base_row[:, None] & in_module[None, :])
+            return
+
+    slot = tl.load(tile_slot + tile)
+    if slot < 0:
+        return
+    start = tl.load(tile_start + tile)
+    length = tl.load(tile_len + tile)
+    slot_rank = tl.load(rank + module * num_slots + slot)
+    slot_scale = tl.load(scale + module * num_slots + slot)
+    if ACCUMULATE:
+        if slot_rank == 0:
+            return
+
+    live_token = position < length
+    token = tl.load(sorted_tokens + start + position, mask=live_token, other=0).to(tl.int64)
+    out_tile = out + token[:, None] * out_stride + column[None, :]
+    out_mask = live_token[:, None] & in_module[None, :]
+    h_rows = h + (module.to(tl.int64) * num_tokens + token) * MAX_RANK
+    split_stride = num_tokens.to(tl.int64) * MODULES * MAX_RANK
+    if ACCUMULATE:
+        previous = tl.load(out_tile, mask=out_mask, other=0.0).to(tl.float32)  # early: it waits for nothing
+
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for first_rank in range(0, MAX_RANK if BLOCK_R >= MAX_RANK else slot_rank, BLOCK_R):
+        rank_row = first_rank + tl.arange(0, BLOCK_R)
+        live_row = rank_row < slot_rank
+        page = tl.load(page_table + slot * page_stride + rank_row // PAGE, mask=rank_row < MAX_RANK, other=0)
+        b_rows = b_pool + (page * PAGE + rank_row % PAGE).to(tl.int64) * b_row_stride
+        b_tile = tl.load(
+            b_rows[:, None] + column[None, :], mask=live_row[:, None] & in_module[None, :], other=0.0
+        )
+        h_tile = h_rows[:, None] + rank_row[None, :]
+        h_mask = live_token[:, None] & live_row[None, :]
+        h_sum = tl.load(h_tile, mask=h_mask, other=0.0)
+        for split in tl.static_range(1, SPLITS):
+            h_sum += tl.load(h_tile + split * split_stride, mask=h_mask, other=0.0)
+        h_scaled = (h_sum * slot_scale).to(b_tile.dtype)
+        acc = tl.dot(h_scaled, b_tile, acc, input_precision="ieee")
+
+    delta = acc.to(out.dtype.element_ty)
+    if ACCUMULATE:
+        delta = (previous + delta.to(tl.float32)).to(delta.dtype)
+    tl.store(out_tile, delta, mask=out_mask)

@@ -1,0 +1,1 @@
+"""Model architectures, and how their weights are found and loaded."""

@@ -1,0 +1,198 @@
+"""Weights into a model: streamed from a Hugging Face checkpoint, or drawn at random.
+
+Called by the engine after `create_model`. Every tensor goes straight from its file to its place in the (possibly fused)
+parameter on the device, so the host never holds a second copy of the model. Names, shapes and dtypes are compared for all
+files before the first byte is copied.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from tensorrt_lora.config.model_config import ModelConfig
+from tensorrt_lora.modules.embedding import LMHead
+from tensorrt_lora.modules.linear import Linear
+from tensorrt_lora.utils.logger import logger
+
+_BYTES_OF_DTYPE = {"F32": 4, "F16": 2, "BF16": 2}
+# Derived from the config, but stored by some checkpoints.
+_IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "self_attn.bias", "self_attn.masked_bias")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor's entry in the header of a safetensors file."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return torch.Size(self.shape).numel() * _BYTES_OF_DTYPE[self.dtype]
+
+
+def load_weights(model: nn.Module, config: ModelConfig, progress: bool = False) -> None:
+    """Fill `model` from the safetensors files in `config.model_dir`, cast to the model's dtype.
+
+    Args:
+        model: as `create_model` returns it.
+        config: the one the model was made from.
+        progress: show a progress bar on the terminal.
+
+    Raises:
+        ValueError: no checkpoint, a damaged file, tensors missing or unexpected (all are named), or a tensor of the wrong
+            shape or dtype.
+    """
+    assert config.model_dir is not None, "a config without a directory has no weights to load"
+    targets = checkpoint_targets(model)
+    stored = _read_headers(find_checkpoint_files(config.model_dir))
+    wanted = _match(targets, stored, config)
+
+    names_by_file: dict[Path, list[str]] = {}
+    for name in wanted:
+        names_by_file.setdefault(stored[name].file, []).append(name)
+    total = sum(stored[name].nbytes for name in wanted)
+    with _progress_bar(enabled=progress) as bar, torch.inference_mode():
+        task = bar.add_task("Loading weights", total=total)
+        for file, names in names_by_file.items():
+            with _open(file) as tensors:
+                for name in names:
+                    targets[name].copy_(tensors.get_tensor(name))
+                    bar.advance(task, stored[name].nbytes)
+
+
+def load_dummy_weights(model: nn.Module, seed: int) -> None:
+    """Fill `model` with random weights that keep activations near 1 and spread the logits (about 3 in deviation).
+
+    Drawn on the device, in its own generator: equal seeds give equal weights on equal devices.
+    """
+    head = next(module for module in model.modules() if isinstance(module, LMHead))
+    generator = torch.Generator(device=head.weight.device).manual_seed(seed)
+    with torch.inference_mode():
+        for name, parameter in model.named_parameters():
+            if parameter is head.weight:
+                # Also when tied to the embedding: the first norm undoes the embedding's scale.
+                parameter.normal_(0.0, 3.0 / parameter.shape[1] ** 0.5, generator=generator)
+            elif name.endswith("embed_tokens.weight"):
+                parameter.normal_(0.0, 1.0, generator=generator)
+            elif parameter.dim() == 2:
+                parameter.normal_(0.0, 1.0 / parameter.shape[1] ** 0.5, generator=generator)
+            elif name.endswith("bias"):
+                parameter.normal_(0.0, 0.1, generator=generator)
+            else:
+                parameter.normal_(1.0, 0.05, generator=generator)
+
+
+def checkpoint_targets(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Where each tensor of a Hugging Face checkpoint goes: its name to a parameter, or to rows of a fused one.
+
+    A parameter that two modules share appears once, under the name of the first.
+    """
+    targets: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for path, module in model.named_modules():
+        for leaf, parameter in module.named_parameters(recurse=False):
+            if id(parameter) in seen:
+                continue
+            seen.add(id(parameter))
+            if isinstance(module, Linear) and module.checkpoint_parts:
+                parent = path.rpartition(".")[0]
+                rows = parameter.split([size for _, size in module.checkpoint_parts])
+                for (part, _), target in zip(module.checkpoint_parts, rows, strict=True):
+                    targets[f"{parent}.{part}.{leaf}"] = target
+            else:
+                targets[f"{path}.{leaf}"] = parameter
+    return targets
+
+
+def find_checkpoint_files(model_dir: Path) -> list[Path]:
+    """The safetensors files of a checkpoint directory: the shards of its index, or its single file.
+
+    Raises:
+        ValueError: there is none, or a shard of the index is missing.
+    """
+    index = model_dir / "model.safetensors.index.json"
+    if index.is_file():
+        shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        missing = [shard for shard in shards if not (model_dir / shard).is_file()]
+        if missing:
+            raise ValueError(f"{index} names files that do not exist: {', '.join(missing)}")
+        return [model_dir / shard for shard in shards]
+    single = model_dir / "model.safetensors"
+    if single.is_file():
+        return [single]
+    raise ValueError(
+        f"{model_dir} has no model.safetensors and no model.safetensors.index.json; "
+        "only safetensors and GGUF checkpoints can be loaded"
+    )
+
+
+def _read_headers(files: list[Path]) -> dict[str, StoredTensor]:
+    stored: dict[str, StoredTensor] = {}
+    for file in files:
+        with _open(file) as tensors:
+            for name in tensors.keys():
+                header = tensors.get_slice(name)
+                stored[name] = StoredTensor(file, str(header.get_dtype()), tuple(header.get_shape()))
+    return stored
+
+
+@contextmanager
+def _open(file: Path) -> Iterator[safe_open]:
+    try:
+        with safe_open(file, framework="pt", device="cpu") as tensors:
+            yield tensors
+    except SafetensorError as error:
+        raise ValueError(f"{file} is damaged or incomplete: {error}") from error
+
+
+def _match(targets: dict[str, torch.Tensor], stored: dict[str, StoredTensor], config: ModelConfig) -> list[str]:
+    """The names to load, in file order, once names, shapes and dtypes agree."""
+    missing = sorted(targets.keys() - stored.keys())
+    unexpected = sorted(name for name in stored.keys() - targets.keys() if not _is_redundant(name, stored[name], config))
+    if missing or unexpected:
+        problems = [
+            f"{kind} {len(names)}: {', '.join(names)}"
+            for kind, names in (("missing", missing), ("unexpected", unexpected))
+            if names
+        ]
+        raise ValueError(f"the tensors in {config.model_dir} are not those of {config.architecture}; {'; '.join(problems)}")
+
+    names = [name for name in stored if name in targets]
+    for name in names:
+        shape, wanted = stored[name].shape, tuple(targets[name].shape)
+        if shape != wanted:
+            raise ValueError(f"tensor {name} in {stored[name].file} has shape {shape}, the model needs {wanted}")
+        if stored[name].dtype not in _BYTES_OF_DTYPE:
+            raise ValueError(
+                f"tensor {name} in {stored[name].file} has dtype {stored[name].dtype}; "
+                f"only {', '.join(_BYTES_OF_DTYPE)} can be loaded"
+            )
+    return names
+
+
+def _is_redundant(name: str, tensor: StoredTensor, config: ModelConfig) -> bool:
+    """Whether a stored tensor without a target follows from the config or from another tensor."""
+    if name.endswith(_IGNORED_SUFFIXES):
+        logger.debug("ignoring %s: it is computed from the config", name)
+        return True
+    if name == "lm_head.weight" and config.tie_word_embeddings:
+        if tensor.shape == (config.vocab_size, config.hidden_size):
+            logger.info("ignoring %s: the model is tied, its head is the embedding", name)
+            return True
+    return False
+
+
+@contextmanager
+def _progress_bar(*, enabled: bool) -> Iterator[Progress]:
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, disable=not enabled) as bar:
+        yield bar

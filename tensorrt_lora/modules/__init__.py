@@ -1,0 +1,1 @@
+"""The nn.Modules that models are built from: they hold parameters and call ops."""

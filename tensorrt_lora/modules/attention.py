@@ -1,0 +1,113 @@
+"""Self-attention of one decoder layer: projections with LoRA, head norms, rotary embedding, paged attention."""
+
+import torch
+from torch import nn
+
+from tensorrt_lora.attention_backend.interface import AttentionBackend, AttentionMetadata
+from tensorrt_lora.lora.layer import LoraLayer
+from tensorrt_lora.lora.lora_params import LoraParams
+from tensorrt_lora.lora.module_types import LoraModuleType
+from tensorrt_lora.modules.linear import Linear
+from tensorrt_lora.modules.rms_norm import RMSNorm
+from tensorrt_lora.modules.rotary_embedding import RotaryEmbedding
+
+
+class Attention(nn.Module):
+    """Causal self-attention with grouped key/value heads. `num_heads * head_dim` need not be `hidden_size`.
+
+    Args:
+        layer_idx: index of the decoder layer.
+        hidden_size: width of input and output.
+        num_heads: query heads.
+        num_kv_heads: key/value heads; divides `num_heads`.
+        head_dim: size of a head.
+        qkv_bias: whether q, k and v have biases.
+        o_bias: whether the output projection has one.
+        qk_norm_eps: None, or the epsilon of an RMSNorm over each query and key head (Qwen3).
+        rotary_emb: shared by all layers of the model.
+        attn_backend: the class that attends over the paged cache.
+        dtype: of the weights.
+        device: where they live.
+    """
+
+    def __init__(
+        self,
+        *,
+        layer_idx: int,
+        hidden_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        qkv_bias: bool,
+        o_bias: bool,
+        qk_norm_eps: float | None,
+        rotary_emb: RotaryEmbedding,
+        attn_backend: type[AttentionBackend],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self.layer_idx = layer_idx
+        self.head_dim = head_dim
+        self.q_size = num_heads * head_dim
+        self.kv_size = num_kv_heads * head_dim
+        sizes = (self.q_size, self.kv_size, self.kv_size)
+        names = ("q_proj", "k_proj", "v_proj")
+        self.qkv_proj = Linear(
+            in_features=hidden_size,
+            out_features=sum(sizes),
+            bias=qkv_bias,
+            dtype=dtype,
+            device=device,
+            checkpoint_parts=tuple(zip(names, sizes, strict=True)),
+        )
+        self.qkv_lora = LoraLayer(
+            module_types=(LoraModuleType.ATTENTION_Q, LoraModuleType.ATTENTION_K, LoraModuleType.ATTENTION_V),
+            hf_names=names,
+            in_features=hidden_size,
+            output_sizes=sizes,
+        )
+        self.o_proj = Linear(
+            in_features=self.q_size,
+            out_features=hidden_size,
+            bias=o_bias,
+            dtype=dtype,
+            device=device,
+            lora=LoraLayer(
+                module_types=(LoraModuleType.ATTENTION_DENSE,),
+                hf_names=("o_proj",),
+                in_features=self.q_size,
+                output_sizes=(hidden_size,),
+            ),
+        )
+        self.q_norm: RMSNorm | None = None
+        self.k_norm: RMSNorm | None = None
+        if qk_norm_eps is not None:
+            self.q_norm = RMSNorm(size=head_dim, eps=qk_norm_eps, dtype=dtype, device=device)
+            self.k_norm = RMSNorm(size=head_dim, eps=qk_norm_eps, dtype=dtype, device=device)
+        self.rotary_emb = rotary_emb
+        self.attn = attn_backend(
+            layer_idx=layer_idx, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim
+        )
+
+    def forward(
+        self,
+        position_ids: torch.Tensor,
+        hidden_states: torch.Tensor,
+        attn_metadata: AttentionMetadata,
+        lora_params: LoraParams | None,
+    ) -> torch.Tensor:
+        """[T, hidden] at `position_ids` [T] -> [T, hidden]; keys and values go to the cache of `attn_metadata`."""
+        qkv = LoraLayer.forward_with_base(
+            self.qkv_proj.base(hidden_states), (self.qkv_lora,), hidden_states, lora_params, self.layer_idx
+        )
+        q, k, v = qkv.split((self.q_size, self.kv_size, self.kv_size), dim=-1)
+        if self.q_norm is not None and self.k_norm is not None:
+            q = self._norm_heads(self.q_norm, q)
+            k = self._norm_heads(self.k_norm, k)
+        self.rotary_emb(q, k, position_ids)
+        output = self.attn.forward(q, k, v, attn_metadata)
+        return self.o_proj(output, lora_params, self.layer_idx)
+
+    def _norm_heads(self, norm: RMSNorm, x: torch.Tensor) -> torch.Tensor:
+        return norm(x.view(x.shape[0], -1, self.head_dim)).view(x.shape)

@@ -1,0 +1,77 @@
+"""The gated feed-forward block: down(silu(gate(x)) * up(x))."""
+
+import torch
+from torch import nn
+
+from tensorrt_lora.kernels.activation import silu_and_mul
+from tensorrt_lora.lora.layer import LoraLayer
+from tensorrt_lora.lora.lora_params import LoraParams
+from tensorrt_lora.lora.module_types import LoraModuleType
+from tensorrt_lora.modules.linear import Linear
+
+
+class GatedMLP(nn.Module):
+    """Gate and up projection in one weight (gate rows first), down projection, LoRA on all three.
+
+    Args:
+        layer_idx: index of the decoder layer.
+        hidden_size: width of input and output.
+        intermediate_size: width of gate and of up.
+        bias: whether the three projections have biases.
+        hidden_act: the config's name of the activation.
+        dtype: of the weights.
+        device: where they live.
+
+    Raises:
+        ValueError: the activation is not "silu".
+    """
+
+    def __init__(
+        self,
+        *,
+        layer_idx: int,
+        hidden_size: int,
+        intermediate_size: int,
+        bias: bool,
+        hidden_act: str,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        if hidden_act != "silu":
+            raise ValueError(f"hidden_act={hidden_act!r} is not supported in a gated MLP; supported: 'silu'")
+        self.layer_idx = layer_idx
+        self.gate_up_proj = Linear(
+            in_features=hidden_size,
+            out_features=2 * intermediate_size,
+            bias=bias,
+            dtype=dtype,
+            device=device,
+            checkpoint_parts=(("gate_proj", intermediate_size), ("up_proj", intermediate_size)),
+        )
+        self.gate_up_lora = LoraLayer(
+            module_types=(LoraModuleType.MLP_H_TO_4H, LoraModuleType.MLP_GATE),
+            hf_names=("gate_proj", "up_proj"),
+            in_features=hidden_size,
+            output_sizes=(intermediate_size, intermediate_size),
+        )
+        self.down_proj = Linear(
+            in_features=intermediate_size,
+            out_features=hidden_size,
+            bias=bias,
+            dtype=dtype,
+            device=device,
+            lora=LoraLayer(
+                module_types=(LoraModuleType.MLP_4H_TO_H,),
+                hf_names=("down_proj",),
+                in_features=intermediate_size,
+                output_sizes=(hidden_size,),
+            ),
+        )
+
+    def forward(self, x: torch.Tensor, lora_params: LoraParams | None) -> torch.Tensor:
+        """[T, hidden] -> [T, hidden]."""
+        gate_up = LoraLayer.forward_with_base(
+            self.gate_up_proj.base(x), (self.gate_up_lora,), x, lora_params, self.layer_idx
+        )
+        return self.down_proj(silu_and_mul(gate_up), lora_params, self.layer_idx)

@@ -1,0 +1,137 @@
+"""The manager over a small module tree: discovery, limits, slots, and what it passes to a forward."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+from tensorrt_lora.config.lora_config import LoraConfig
+from tensorrt_lora.lora.adapter_slot_manager import AdapterKey
+from tensorrt_lora.lora.adapter_weights import AdapterWeights, LoraModuleWeights
+from tensorrt_lora.lora.cuda_graph_lora_manager import CudaGraphLoraManager
+from tensorrt_lora.lora.layer import LoraLayer
+from tensorrt_lora.lora.lora_site import find_lora_sites
+from tensorrt_lora.lora.module_types import LoraModuleType
+
+HIDDEN, WIDE = 8, 12
+PAGE_BYTES = 2 * (2 * HIDDEN + 2 * WIDE) * 16 * 4  # two layers, two modules each, 16 rank rows, fp32
+
+
+class Mlp(nn.Module):
+    def __init__(self, layer_idx: int) -> None:
+        super().__init__()
+        self.layer_idx = layer_idx
+        self.gate_up_lora = LoraLayer(
+            module_types=(LoraModuleType.MLP_H_TO_4H, LoraModuleType.MLP_GATE),
+            hf_names=("gate_proj", "up_proj"),
+            in_features=HIDDEN,
+            output_sizes=(WIDE, WIDE),
+        )
+
+
+class Layer(nn.Module):
+    def __init__(self, layer_idx: int) -> None:
+        super().__init__()
+        self.mlp = Mlp(layer_idx)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Layer(0), Layer(1)])
+
+
+@dataclass(frozen=True)
+class Adapter:
+    key: AdapterKey
+    weights: AdapterWeights
+
+    @property
+    def num_pages(self) -> int:
+        return self.weights.num_pages
+
+
+def adapter(adapter_id: int, rank: int = 4, layer_idx: int = 1) -> Adapter:
+    module = LoraModuleWeights(torch.randn(rank, HIDDEN), torch.randn(rank, WIDE), scale=2.0)
+    weights = AdapterWeights(f"a{adapter_id}", "v1", {(layer_idx, LoraModuleType.MLP_GATE): module})
+    return Adapter(AdapterKey(adapter_id, "v1"), weights)
+
+
+def manager(cache_bytes: int = 1 << 20, **config: object) -> CudaGraphLoraManager:
+    return CudaGraphLoraManager(
+        Model(),
+        LoraConfig(**config),
+        cache_bytes=cache_bytes,
+        max_num_tokens=32,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+
+
+def test_sites_carry_the_names_of_the_live_modules():
+    sites = find_lora_sites(Model())
+    assert sorted(sites) == [f"layers.{i}.mlp.{leaf}" for i in (0, 1) for leaf in ("gate_proj", "up_proj")]
+    site = sites["layers.1.mlp.up_proj"]
+    assert (site.layer_idx, site.module_type) == (1, LoraModuleType.MLP_GATE)
+    assert (site.in_features, site.out_features) == (HIDDEN, WIDE)
+
+
+def test_lora_target_modules_narrow_the_sites():
+    assert sorted(manager(lora_target_modules=["mlp_gate"]).sites) == ["layers.0.mlp.up_proj", "layers.1.mlp.up_proj"]
+
+
+def test_targets_that_the_model_lacks_are_refused_by_name():
+    with pytest.raises(ValueError, match=r"lora_target_modules=\['attn_q'\] names no layer.*mlp_gate.*mlp_h_to_4h"):
+        manager(lora_target_modules=["attn_q"])
+
+
+@pytest.mark.parametrize(("cache_bytes", "pages"), [(3 * PAGE_BYTES, 3), (100 * PAGE_BYTES, 8), (2 * PAGE_BYTES, 2)])
+def test_slot_count_and_byte_limit_both_bind(cache_bytes: int, pages: int):
+    slots = manager(cache_bytes, max_loras=4, max_lora_rank=17).slot_manager
+    assert (slots.num_slots, slots.num_pages) == (4, pages)
+
+
+def test_a_cache_too_small_for_one_adapter_is_refused_with_both_numbers():
+    with pytest.raises(ValueError, match=rf"takes {2 * PAGE_BYTES} bytes.*may take {2 * PAGE_BYTES - 1}.*device_cache_percent"):
+        manager(2 * PAGE_BYTES - 1, max_lora_rank=32)
+
+
+def test_rows_map_to_slots_and_padding_to_the_base():
+    lora = manager()
+    first, second = adapter(7), adapter(9)
+    params = lora.prepare([first, None, second, first], [2, 1, 1, 1], num_padding_tokens=3, use_cuda_graph_mode=True)
+    slot = {key: lora.slot_manager.slot_of(key) for key in (first.key, second.key)}
+    a, b = slot[first.key], slot[second.key]
+    assert params["cuda_graph_params"].batch.token_slots.tolist() == [a, a, -1, b, a, -1, -1, -1]
+    assert params["num_seqs"] == 7 and params["use_cuda_graph_mode"]
+
+
+def test_only_the_modules_an_adapter_touches_get_a_rank():
+    lora = manager()
+    one = adapter(1, rank=4, layer_idx=1)
+    params = lora.prepare([one], [1])["cuda_graph_params"]
+    slot = lora.slot_manager.slot_of(one.key)
+    ranks = {key.layer_idx: tables.rank[:, slot].tolist() for key, tables in params.layer_info.items()}
+    assert ranks == {0: [0, 0], 1: [0, 4]}
+
+
+def test_addresses_survive_a_change_of_adapters():
+    lora = manager(max_loras=1)
+    before = lora.prepare([adapter(1)], [1])["cuda_graph_params"]
+    pointers = [t.a_pool.data_ptr() for t in before.layer_info.values()] + [before.batch.token_slots.data_ptr()]
+    after = lora.prepare([adapter(2, rank=60)], [1])["cuda_graph_params"]
+    assert pointers == [t.a_pool.data_ptr() for t in after.layer_info.values()] + [after.batch.token_slots.data_ptr()]
+
+
+def test_no_second_stream_without_cuda_whatever_the_flag():
+    params = manager(overlap_lora_and_base=True).prepare([adapter(1)], [1])
+    assert params["lora_aux_stream"] is None
+
+
+@pytest.mark.parametrize("specialize", [True, False])
+def test_a_base_only_batch_skips_the_lora_graph_only_when_specialised(specialize: bool):
+    lora = manager(cuda_graph_specialize_lora=specialize)
+    assert lora.uses_lora_graph([None, None]) is not specialize
+    assert lora.uses_lora_graph([None, adapter(1)])
+    assert lora.graph_cases() == ((True, False) if specialize else (True,))
