@@ -122,14 +122,9 @@ class SiteBinder:
 
     def _check_shapes(self, bound: BoundModule, module: str) -> None:
         rank = self._config.rank_of(module)
-        wanted_a = [rank, bound.sites[0].in_features]
-        wanted_b = [sum(site.out_features for site in bound.sites), rank]
-        for key, tensor, wanted in ((bound.a_key, bound.lora_a, wanted_a), (bound.b_key, bound.lora_b, wanted_b)):
-            got = list(tensor.shape)
-            if got != wanted:
-                self._problems.add(f"tensor {key}: got {got}, wanted {wanted}; {self._explain_shape(got, wanted, tensor)}")
-            elif tensor.dtype not in _DTYPES:
-                self._problems.add(f"tensor {key}: dtype {tensor.dtype} is not served; save it in a floating point type")
+        width, height = bound.sites[0].in_features, sum(site.out_features for site in bound.sites)
+        self._check_tensor(bound.a_key, bound.lora_a, [rank, width], rank_axis=0)
+        self._check_tensor(bound.b_key, bound.lora_b, [height, rank], rank_axis=1)
         if rank > self._max_rank:
             self._problems.add(
                 f"{module}: rank {rank} is above max_lora_rank={self._max_rank}; raise LoraConfig.max_lora_rank to {rank}"
@@ -137,11 +132,39 @@ class SiteBinder:
         if bound.scale == 0.0:
             self._notes.append(f"{module} has lora_alpha 0 and adds nothing")
 
-    def _explain_shape(self, got: list[int], wanted: list[int], tensor: torch.Tensor) -> str:
+    def _check_tensor(self, key: str, tensor: torch.Tensor, wanted: list[int], *, rank_axis: int) -> None:
+        got = list(tensor.shape)
+        if tensor.dtype not in _DTYPES:
+            self._problems.add(f"tensor {key}: dtype {tensor.dtype} is not served; save it in a floating point type")
+        if got == wanted:
+            return
         if tensor.numel() == 0:
-            return "it is empty: gather sharded weights (ZeRO-3, FSDP) before saving"
-        side = 0 if wanted[0] == self._config_rank(wanted) else 1
-        if len(got) == 2 and got[1 - side] == wanted[1 - side]:
-            return "its rank is not the configuration's; correct r or rank_pattern in adapter_config.json"
-        base = f" ({self._config.base_model})" if self._config.base_model else ""
-        return f"the adapter was trained on another base model{base}"
+            fix = "it is empty: gather sharded weights (ZeRO-3, FSDP) before saving"
+        elif len(got) == 2 and got[1 - rank_axis] == wanted[1 - rank_axis]:
+            fix = f"the configuration gives this module rank {wanted[rank_axis]}; correct r or rank_pattern"
+        else:
+            base = f" ({self._config.base_model})" if self._config.base_model else ""
+            fix = f"the adapter was trained on another base model{base}; serve it on that one"
+        self._problems.add(f"tensor {key}: got {got}, wanted {wanted}; {fix}")
+
+    def _check_overlap(self, modules: list[BoundModule]) -> None:
+        owners: dict[str, str] = {}
+        for bound in modules:
+            for site in bound.sites:
+                owner = owners.setdefault(site.hf_name, bound.a_key)
+                if owner != bound.a_key:
+                    self._problems.add(f"tensors {owner} and {bound.a_key} both adapt {site.hf_name}; keep one")
+
+    def _note_absent_targets(self, trained: set[str], modules: list[BoundModule]) -> None:
+        """PEFT leaves a target without tensors at zero; so does an absent module here, and the log says so."""
+        unused = self._config.unused_targets(trained)
+        if unused:
+            self._notes.append(f"target_modules without any tensor: {', '.join(unused)}")
+        bound = {site.hf_name for module in modules for site in module.sites}
+        absent = [name for name in self._index.hf_names if name not in bound and self._config.targets(name)]
+        if absent:
+            self._notes.append(f"{len(absent)} targeted modules have no tensors and stay as in the base, like {absent[0]}")
+
+
+def _tensors(keys: list[str]) -> str:
+    return f"tensor{'s' if len(keys) > 1 else ''} {', '.join(keys)}"

@@ -44,6 +44,11 @@ class SiteIndex:
         """Full names of all sites that adapters may change."""
         return [site.hf_name for site in self._sites.values()]
 
+    @property
+    def leaves(self) -> list[str]:
+        """Module names below a layer, like "self_attn.q_proj", once each."""
+        return list(dict.fromkeys(_LAYER.sub("", path) for path in self._sites))
+
     def resolve(self, path: str) -> tuple[LoraSite, ...]:
         """The sites that the module at `path` adapts, in the order of its output rows; empty if it adapts none.
 
@@ -70,14 +75,10 @@ class SiteIndex:
             return f"LoRA on {leaf} is not served yet; leave it out of target_modules"
         if self._targets and (path in self._all or leaf in self._types_by_leaf):
             return f"lora_target_modules={self._targets} leaves {leaf} out; add {self._config_name(path)}"
-        return f"no such module in this model; adapters may name {', '.join(self._leaves()) or 'nothing'}"
+        return f"no such module in this model; adapters may name {', '.join(self.leaves) or 'nothing'}"
 
     def _config_name(self, path: str) -> str:
         if path in self._all:
             return repr(self._all[path].module_type.config_name)
         names = sorted({t.config_name for types in self._types_by_leaf[path.rpartition(".")[2]] for t in types})
         return " and ".join(map(repr, names))
-
-    def _leaves(self) -> list[str]:
-        """Module names below a layer, like "self_attn.q_proj", once each."""
-        return list(dict.fromkeys(_LAYER.sub("", path) for path in self._sites))

@@ -1,6 +1,6 @@
 """`tensorrt-lora info`: what runs on this machine, and why.
 
-Owns the report alone; the facts and decisions come from `utils/device.py` and the op dispatch.
+Owns the report alone; the facts come from `utils/device.py`, the decisions from where the engine makes them.
 """
 
 import platform
@@ -11,8 +11,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from tensorrt_lora.engine.model_loader import choose_attention_backend
 from tensorrt_lora.kernels.dispatch import use_triton
-from tensorrt_lora.utils.device import device_facts, flashinfer_available, resolve_device
+from tensorrt_lora.utils.device import device_facts, resolve_device
 
 _PACKAGES = (
     "tensorrt_lora",
@@ -23,6 +24,11 @@ _PACKAGES = (
     "safetensors",
     "pydantic",
 )
+
+
+# FlashInfer depends on the model too; this is what most models have.
+_COMMON_DTYPE = torch.bfloat16
+_COMMON_HEAD_DIM = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +60,7 @@ def engine_choices(device: torch.device) -> list[Choice]:
         Choice(
             "device", str(device), "torch finds a CUDA device" if on_cuda else "torch finds no CUDA device"
         ),
-        _attention(on_cuda),
+        _attention(device),
         _kernels(device),
         Choice(
             "CUDA graphs",
@@ -69,15 +75,15 @@ def engine_choices(device: torch.device) -> list[Choice]:
     ]
 
 
-def _attention(on_cuda: bool) -> Choice:
-    if not on_cuda:
-        return Choice("attention", "VANILLA (torch)", "FlashInfer needs a CUDA device")
-    if not flashinfer_available():
-        return Choice(
-            "attention", "VANILLA (torch)", "FlashInfer is not installed: pip install 'tensorrt_lora[cuda]'"
-        )
+def _attention(device: torch.device) -> Choice:
+    try:
+        chosen = choose_attention_backend("FLASHINFER", _COMMON_DTYPE, _COMMON_HEAD_DIM, device)
+    except ValueError as error:
+        return Choice("attention", "VANILLA (torch)", str(error))
     return Choice(
-        "attention", "FLASHINFER", "CUDA device and FlashInfer are there; float32 models take VANILLA"
+        "attention",
+        chosen,
+        f"it serves {_COMMON_DTYPE} with heads of {_COMMON_HEAD_DIM}; other models may differ",
     )
 
 

@@ -20,7 +20,7 @@ P = ParamSpec("P")
 
 
 def _with_user_errors(command: Callable[P, None]) -> Callable[P, None]:
-    """Shows a ValueError, which is a user's mistake all through the package, without a traceback; exits with 2."""
+    """Shows a ValueError, everywhere here a mistake of the user, without a traceback; exits with 2."""
 
     @wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:

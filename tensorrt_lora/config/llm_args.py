@@ -24,7 +24,7 @@ def _path_as_str(value: object) -> object:
     return fspath(value) if isinstance(value, PathLike) else value
 
 
-PathOrName = Annotated[str, BeforeValidator(_path_as_str), Field(min_length=1)]
+PathOrName = Annotated[str, Field(min_length=1), BeforeValidator(_path_as_str)]
 
 
 class TorchLlmArgs(StrictBaseModel):

@@ -1,8 +1,7 @@
 """The names of the projections that an adapter may change.
 
 Owns the table from TensorRT-LLM's module names to the leaf names of Hugging Face checkpoints. Read by
-`LoraConfig` for validation and by `lora/module_types.py` for everything else. Knows neither layers nor
-weights.
+`LoraConfig` and by whoever matches adapter tensors with projections. Knows neither layers nor weights.
 """
 
 # TensorRT-LLM's names. `mlp_h_to_4h` is the projection under the activation (gate) and `mlp_gate` the one

@@ -8,6 +8,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from transformers import AutoConfig, PretrainedConfig
 
 # The names that HF configs leave out of `architectures` when they are made in memory.
@@ -50,6 +51,12 @@ class ModelConfig:
     hidden_act: str
     sliding_window: int | None
     eos_token_ids: tuple[int, ...]
+
+    @property
+    def torch_dtype(self) -> torch.dtype | None:
+        """The type that the checkpoint says its weights have; None when it does not say."""
+        dtype = getattr(self.hf_config, "dtype", None)
+        return getattr(torch, dtype) if isinstance(dtype, str) else dtype
 
     @property
     def max_seq_len(self) -> int:

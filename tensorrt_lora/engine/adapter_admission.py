@@ -3,9 +3,10 @@
 Made by the scheduler for each round. Knows neither pages nor tokens.
 """
 
+from tensorrt_lora.adapters.adapter_handle import AdapterHandle
 from tensorrt_lora.engine.adapter_capacity import AdapterCapacity
 from tensorrt_lora.engine.llm_request import LlmRequest
-from tensorrt_lora.lora.adapter_slot_manager import AdapterKey, SlotTenant
+from tensorrt_lora.lora.adapter_slot_manager import AdapterKey
 
 
 class AdapterAdmission:
@@ -20,7 +21,7 @@ class AdapterAdmission:
     def __init__(
         self,
         capacity: AdapterCapacity,
-        active: dict[AdapterKey, SlotTenant],
+        active: dict[AdapterKey, AdapterHandle],
         *,
         round_index: int,
         max_wait: int,
@@ -53,7 +54,7 @@ class AdapterAdmission:
         return True
 
     def start(self, request: LlmRequest) -> None:
-        """Count a request that starts in this round: its adapter is active, and it has overtaken those passed over."""
+        """Count a request that starts now: its adapter is active, and it has overtaken those passed over."""
         if request.adapter is not None:
             self._active[request.adapter.key] = request.adapter
         for other in self._passed_over:

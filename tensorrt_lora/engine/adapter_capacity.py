@@ -17,5 +17,12 @@ class AdapterCapacity(Protocol):
     """
 
     def can_admit(self, active: Collection[SlotTenant], candidate: SlotTenant) -> bool:
-        """Whether `candidate` fits beside the distinct adapters of `active` (running requests; base is not among them)."""
+        """Whether `candidate` fits beside the distinct adapters of `active`; base is never among them."""
         ...
+
+
+class BaseOnlyCapacity:
+    """An engine without LoRA: no adapter ever fits."""
+
+    def can_admit(self, active: Collection[SlotTenant], candidate: SlotTenant) -> bool:
+        return False

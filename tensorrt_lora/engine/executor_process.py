@@ -1,7 +1,7 @@
 """The engine process: `python -m tensorrt_lora.engine.executor_process FD`.
 
-Owns the child's life: build the engine, run the loop, report failures, and never outlive the front, whose death
-closes the connection. Started by `process_executor_client`; must not be imported, lest a module exists twice.
+Owns the child's life: build the engine, run the loop, report failures, and never outlive the front, whose
+death closes the connection. Started by `process_executor_client`; not to be imported, lest it exist twice.
 """
 
 import faulthandler

@@ -18,8 +18,8 @@ Inbox: TypeAlias = "SimpleQueue[GenerationRequest | AbortRequest | None]"
 class Executor(Protocol):
     """What the loop and the front need of an engine; `PyExecutor` is the real one.
 
-    A request that fails is answered by `step` with finish reason "error"; an exception means that the engine is
-    lost.
+    A request that fails is answered by `step` with finish reason "error"; an exception from any method means
+    that the engine is lost.
     """
 
     @property
@@ -46,7 +46,7 @@ class ExecutorFactory(Protocol):
 
 
 def run_loop(executor: Executor, inbox: Inbox, send: Callable[[list[GenerationResponse]], None]) -> None:
-    """Serve until None arrives in `inbox`, then shut the executor down; requests still running get no answer."""
+    """Serve until None arrives in `inbox`, then shut down; requests still running get no answer."""
     try:
         while True:
             messages = _drain(inbox, block=not executor.has_work)

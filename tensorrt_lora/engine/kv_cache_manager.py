@@ -15,7 +15,7 @@ from tensorrt_lora.engine.prefix_cache import PrefixCache, extend_page_keys
 
 @dataclass(frozen=True, slots=True)
 class KvCacheStats:
-    """Pages in each state (they add up to `total_pages`; the reserved page is not counted), and the reuse so far in tokens."""
+    """Pages in each state, which add up to `total_pages` without the reserved one; reuse so far in tokens."""
 
     total_pages: int
     free_pages: int
@@ -86,7 +86,7 @@ class KvCacheManager:
         return True
 
     def commit(self, request: LlmRequest) -> None:
-        """Register the request's full pages for reuse, as far as `num_computed_tokens` says that they are written."""
+        """Register full pages for reuse; `num_computed_tokens` says how far they are written."""
         first, stop = request.num_committed_pages, request.num_computed_tokens // self.page_size
         if not self._enable_block_reuse or first >= stop:
             return
@@ -129,7 +129,7 @@ class KvCacheManager:
         )
 
     def check_integrity(self, requests: Iterable[LlmRequest]) -> None:
-        """Assert that every page is in exactly one state, given all requests that may hold pages. For tests."""
+        """Assert that every page is in one state; `requests` are all that may hold pages. For tests."""
         held = Counter(page for request in requests for page in request.page_ids)
         assert 0 not in held, "page 0 was handed out"
         assert dict(held) == {page: count for page, count in enumerate(self._holders) if count}

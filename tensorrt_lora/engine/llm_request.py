@@ -7,9 +7,10 @@ engine and the sampler. Host data only; stop strings belong to the front, which 
 from dataclasses import dataclass, field
 from enum import Enum
 
+from tensorrt_lora.adapters.adapter_handle import AdapterHandle
 from tensorrt_lora.engine.counter_rng import derive_seed
 from tensorrt_lora.engine.generation_request import FinishReason, GenerationRequest
-from tensorrt_lora.lora.adapter_slot_manager import AdapterKey, SlotTenant
+from tensorrt_lora.lora.adapter_slot_manager import AdapterKey
 from tensorrt_lora.sampling_params import Logprob, SamplingParams
 
 
@@ -48,7 +49,7 @@ class LlmRequest:
     prompt_token_ids: list[int]
     sampling_params: SamplingParams
     sequence_index: int = 0
-    adapter: SlotTenant | None = None
+    adapter: AdapterHandle | None = None
     seed: int = 0
     arrival: int = 0
     eos_token_ids: tuple[int, ...] = ()
@@ -150,7 +151,7 @@ class LlmRequest:
 def create_llm_requests(
     message: GenerationRequest,
     *,
-    adapter: SlotTenant | None,
+    adapter: AdapterHandle | None,
     eos_token_ids: tuple[int, ...],
     engine_seed: int,
     arrival: int,

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 
 import torch
 
+from tensorrt_lora.adapters.adapter_reader import find_target_modules
 from tensorrt_lora.attention_backend import get_attention_backend
 from tensorrt_lora.attention_backend.flashinfer import flashinfer_unsupported_reason
 from tensorrt_lora.attention_backend.interface import AttentionBackend
 from tensorrt_lora.config.llm_args import TorchLlmArgs
+from tensorrt_lora.config.lora_config import LoraConfig
 from tensorrt_lora.config.model_config import ModelConfig
 from tensorrt_lora.engine.kv_cache_sizing import num_kv_pages
 from tensorrt_lora.lora.cuda_graph_lora_manager import CudaGraphLoraManager
+from tensorrt_lora.lora.lora_site import find_lora_sites
 from tensorrt_lora.models.auto_model import create_model
 from tensorrt_lora.models.checkpoint_loader import load_dummy_weights, load_weights
 from tensorrt_lora.models.gguf import resolve_checkpoint
@@ -32,6 +35,7 @@ class LoadedModel:
     device: torch.device
     max_seq_len: int
     attention_backend: type[AttentionBackend]
+    lora_config: LoraConfig | None  # with its targets resolved
     lora_manager: CudaGraphLoraManager | None
     kv_cache: torch.Tensor  # [layers, pages, 2, page_size, kv_heads, head_dim]
 
@@ -50,17 +54,20 @@ def load_model(args: TorchLlmArgs, *, progress: bool) -> LoadedModel:
     backend_name = choose_attention_backend(args.attn_backend, dtype, config.head_dim, device)
     logger.info("%s: %s on %s, %s attention", checkpoint.name, dtype, device, backend_name)
 
-    model = create_model(config, dtype=dtype, device=device, attn_backend=backend_name)
+    model = create_model(
+        config, dtype=dtype, device=device, attn_backend=backend_name, max_seq_len=max_seq_len
+    )
     if args.load_format == "dummy":
         load_dummy_weights(model, seed=args.seed)
     else:
         load_weights(model, config, progress=progress)
 
     lora_manager = None
-    if args.lora_config is not None:
+    lora_config = _resolve_targets(args.lora_config, model)
+    if lora_config is not None:
         lora_manager = CudaGraphLoraManager(
             model,
-            args.lora_config,
+            lora_config,
             cache_bytes=int(free_memory(device) * args.peft_cache_config.device_cache_percent),
             max_num_tokens=args.max_num_tokens,
             dtype=dtype,
@@ -83,9 +90,19 @@ def load_model(args: TorchLlmArgs, *, progress: bool) -> LoadedModel:
         device=device,
         max_seq_len=max_seq_len,
         attention_backend=get_attention_backend(backend_name),
+        lora_config=lora_config,
         lora_manager=lora_manager,
         kv_cache=torch.zeros(shape, dtype=dtype, device=device),
     )
+
+
+def _resolve_targets(lora_config: LoraConfig | None, model: DecoderModelForCausalLM) -> LoraConfig | None:
+    """`lora_target_modules` as given, or else what the adapters in `lora_dir` change."""
+    if lora_config is None or lora_config.lora_target_modules or not lora_config.lora_dir:
+        return lora_config
+    targets = find_target_modules(lora_config.lora_dir, find_lora_sites(model), lora_config)
+    logger.info("lora_target_modules from lora_dir: %s", ", ".join(targets))
+    return lora_config.model_copy(update={"lora_target_modules": targets})
 
 
 def choose_attention_backend(name: str, dtype: torch.dtype, head_dim: int, device: torch.device) -> str:

@@ -17,7 +17,7 @@ _KEY_BYTES = 32
 
 
 def extend_page_keys(request: LlmRequest, num_pages: int, page_size: int) -> list[bytes]:
-    """Keys of the request's first `num_pages` pages, which must be full of known tokens; kept on the request."""
+    """Keys of the request's first `num_pages` pages, all full; they are kept on the request."""
     keys = request.page_keys
     while len(keys) < num_pages:
         parent = keys[-1] if keys else _root_key(request)

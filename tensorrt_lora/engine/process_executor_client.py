@@ -1,8 +1,7 @@
 """The engine in a process of its own: its loop shares no interpreter lock with clients and tokenizers.
 
 Owns the child: start, talk, notice its death, stop. The child is a plain `python -m`, not a multiprocessing
-one, so users' scripts need no `__main__` guard. A socket pair ties the two: whoever dies, the other one sees it
-close.
+one, so users' scripts need no `__main__` guard. A socket pair ties the two: each sees the other's death.
 """
 
 import multiprocessing
@@ -29,8 +28,8 @@ _EXIT_SECONDS = 5.0
 class ProcessExecutorClient(ExecutorClient):
     """Starts the engine process and waits until it is ready.
 
-    Raises what the engine raised while starting (same type and text for the common types), or EngineDeadError if
-    the process died without a word.
+    Raises what the engine raised while starting (same type and text for the common types), or EngineDeadError
+    if the process died without a word.
     """
 
     def __init__(self, args: TorchLlmArgs, *, progress: bool, executor_factory: ExecutorFactory) -> None:

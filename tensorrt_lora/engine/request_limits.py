@@ -29,8 +29,10 @@ class RequestLimits:
         num_prompt, max_tokens = request.num_prompt_tokens, request.sampling_params.max_tokens
         if num_prompt == 0:
             return "the prompt is empty: give at least one token"
-        outside = next((token for token in request.prompt_token_ids if not 0 <= token < self.vocab_size),
-        None) if outside is not None:
+        outside = next(
+            (token for token in request.prompt_token_ids if not 0 <= token < self.vocab_size), None
+        )
+        if outside is not None:
             return f"the prompt holds token id {outside}, but the model's ids are 0 to {self.vocab_size - 1}"
         lengths = f"the prompt's {num_prompt} tokens and max_tokens={max_tokens}"
         if num_prompt + max_tokens > self.max_seq_len:
@@ -42,7 +44,7 @@ class RequestLimits:
             )
         if num_prompt + max_tokens - 1 > self.max_cached_tokens:  # the last token's K/V is never written
             return (
-                f"{lengths} exceed the KV cache's {self.max_cached_tokens} tokens: shorten the prompt, lower max_tokens, "
-                f"or enlarge kv_cache_config"
+                f"{lengths} exceed the KV cache's {self.max_cached_tokens} tokens: shorten the prompt, lower "
+                f"max_tokens, or enlarge kv_cache_config"
             )
         return None

@@ -7,13 +7,14 @@ only, and no tensors.
 
 from bisect import insort
 
+from tensorrt_lora.adapters.adapter_handle import AdapterHandle
 from tensorrt_lora.engine.adapter_admission import AdapterAdmission
 from tensorrt_lora.engine.adapter_capacity import AdapterCapacity
 from tensorrt_lora.engine.kv_cache_manager import KvCacheManager
 from tensorrt_lora.engine.llm_request import LlmRequest, RequestState
 from tensorrt_lora.engine.request_limits import RequestLimits
 from tensorrt_lora.engine.scheduled_requests import ContextChunk, ScheduledRequests
-from tensorrt_lora.lora.adapter_slot_manager import AdapterKey, SlotTenant
+from tensorrt_lora.lora.adapter_slot_manager import AdapterKey
 
 
 class Scheduler:
@@ -79,7 +80,7 @@ class Scheduler:
         return tuple(self._running)
 
     @property
-    def active_adapters(self) -> dict[AdapterKey, SlotTenant]:
+    def active_adapters(self) -> dict[AdapterKey, AdapterHandle]:
         """The distinct adapters of all running requests; none of them may lose its slot."""
         adapters = (request.adapter for request in self._running)
         return {adapter.key: adapter for adapter in adapters if adapter is not None}
@@ -88,8 +89,8 @@ class Scheduler:
         """Why `request` could never run here, as a text for its user; None if it can."""
         if request.adapter is not None and not self._adapter_capacity.can_admit((), request.adapter):
             return (
-                f"the adapter needs {request.adapter.num_pages} pages of rank rows, more than there are for all "
-                f"adapters together: raise max_loras or max_lora_rank"
+                f"the adapter needs {request.adapter.num_pages} pages of rank rows, more than there are for "
+                f"all adapters together: raise max_loras or max_lora_rank"
             )
         return self._limits.refusal(request)
 
@@ -105,7 +106,7 @@ class Scheduler:
         insort(self._waiting, request, key=_arrival)
 
     def schedule(self) -> ScheduledRequests:
-        """The next step's batch; empty only if nothing is unfinished. `complete_step` must follow before the next call."""
+        """The next step's batch, empty only if nothing is unfinished. `complete_step` comes next."""
         self._round += 1
         preemptions_before = self.num_preemptions
         scheduled = ScheduledRequests()
@@ -118,7 +119,10 @@ class Scheduler:
         return scheduled
 
     def complete_step(self, scheduled: ScheduledRequests) -> None:
-        """Record that the step's keys and values are written; call before `finish`. Requests that ended meanwhile are left out."""
+        """Record that the step's keys and values are written; call it before `finish`.
+
+        Requests that ended meanwhile are left out.
+        """
         for chunk in scheduled.context:
             if not chunk.request.is_finished:
                 chunk.request.num_computed_tokens = chunk.stop
@@ -131,7 +135,7 @@ class Scheduler:
                 self._kv_cache.commit(request)
 
     def finish(self, request: LlmRequest) -> None:
-        """Release everything of a request whose `append_token` gave a finish reason. May be repeated, in any state."""
+        """Release everything of a request whose `append_token` gave a finish reason. May be repeated."""
         self._release(request, discard=False)
 
     def abort(self, request: LlmRequest) -> None:
@@ -158,7 +162,7 @@ class Scheduler:
         return budget
 
     def _grow(self, request: LlmRequest) -> bool:
-        """Get the page of the request's newest token, at the cost of later arrivals; False if it was the latest itself."""
+        """Get the newest token's page, at the cost of later arrivals; False if the request is the latest."""
         while not self._kv_cache.allocate(request, request.num_tokens):
             victim = self._running.pop()
             self._kv_cache.free(victim)

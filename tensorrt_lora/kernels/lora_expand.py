@@ -87,7 +87,7 @@ EXPAND_CONFIGS: dict[tuple[int, bool], tuple[ExpandConfig, ...]] = {
     (PREFILL_TILE_SIZE, True): (
         ExpandConfig(block_m=64, block_n=128, block_r=16, num_warps=4),
         ExpandConfig(block_m=64, block_n=128, block_r=32, num_warps=4),
-        ExpandConfig(block_m=64, block_n=128, block_r=64, num_warps=4),
+        ExpandConfig(block_m=64, block_n=128, block_r=64, num_warps=8),
         ExpandConfig(block_m=64, block_n=128, block_r=128, num_warps=8),
     ),
     (DECODE_TILE_SIZE, False): (
@@ -95,8 +95,8 @@ EXPAND_CONFIGS: dict[tuple[int, bool], tuple[ExpandConfig, ...]] = {
         ExpandConfig(block_m=16, block_n=64, block_r=64, num_warps=4),
     ),
     (PREFILL_TILE_SIZE, False): (
-        ExpandConfig(block_m=64, block_n=64, block_r=16, num_warps=4),
-        ExpandConfig(block_m=64, block_n=64, block_r=64, num_warps=8),
+        ExpandConfig(block_m=64, block_n=64, block_r=16, num_warps=8),
+        ExpandConfig(block_m=64, block_n=32, block_r=64, num_warps=8),
     ),
 }
 """Per (tile size, 16-bit dtype), by rising block_r: the smallest that covers max_rank is taken, else the last."""
@@ -245,12 +245,13 @@ def _lora_expand_kernel(
         b_tile = tl.load(
             b_rows[:, None] + column[None, :], mask=live_row[:, None] & in_module[None, :], other=0.0
         )
+        # Whole pages are loaded, which keeps the loads wide, and what no shrink has written is dropped afterwards.
         h_tile = h_rows[:, None] + rank_row[None, :]
-        h_mask = live_token[:, None] & live_row[None, :]
+        h_mask = live_token[:, None] & (rank_row < tl.cdiv(slot_rank, PAGE) * PAGE)[None, :]
         h_sum = tl.load(h_tile, mask=h_mask, other=0.0)
         for split in tl.static_range(1, SPLITS):
             h_sum += tl.load(h_tile + split * split_stride, mask=h_mask, other=0.0)
-        h_scaled = (h_sum * slot_scale).to(b_tile.dtype)
+        h_scaled = tl.where(live_row[None, :], h_sum * slot_scale, 0.0).to(b_tile.dtype)
         acc = tl.dot(h_scaled, b_tile, acc, input_precision="ieee")
 
     delta = acc.to(out.dtype.element_ty)

@@ -19,7 +19,7 @@ from tensorrt_lora.lora.lora_layer_key import LoraLayerKey, LoraLayerShape
 from tensorrt_lora.lora.lora_params import LoraParams
 from tensorrt_lora.lora.lora_plan import LoraPlan
 from tensorrt_lora.lora.lora_site import LoraSite, find_lora_layers
-from tensorrt_lora.lora.module_types import CONFIG_NAMES, LoraModuleType, config_name
+from tensorrt_lora.lora.module_types import CONFIG_NAMES, LoraModuleType
 from tensorrt_lora.utils.logger import logger
 from tensorrt_lora.utils.multi_stream_utils import create_aux_stream
 
@@ -68,7 +68,7 @@ class CudaGraphLoraManager:
         if not layers:
             raise ValueError(
                 f"lora_target_modules={list(lora_config.lora_target_modules)} names no layer of this model; it has "
-                f"{sorted({config_name(t) for layer in placed for t in layer.layer.module_types})}"
+                f"{sorted({t.config_name for layer in placed for t in layer.layer.module_types})}"
             )
         num_pages = _num_pages(layers, lora_config, cache_bytes, dtype)
         self.slot_manager = AdapterSlotManager(num_slots=lora_config.num_slots, num_pages=num_pages)

@@ -18,6 +18,11 @@ class LoraModuleType(IntEnum):
     MLP_4H_TO_H = 6
     MLP_GATE = 7  # the up projection of a gated MLP: TensorRT-LLM's naming of the two is the reverse of the usual
 
+    @property
+    def config_name(self) -> str:
+        """The unfused name in `LoraConfig.lora_target_modules`."""
+        return next(name for name, types in CONFIG_NAMES.items() if types == (self,))
+
 
 CONFIG_NAMES: dict[str, tuple[LoraModuleType, ...]] = {
     "attn_q": (LoraModuleType.ATTENTION_Q,),
@@ -31,8 +36,3 @@ CONFIG_NAMES: dict[str, tuple[LoraModuleType, ...]] = {
     "mlp_gate_up": (LoraModuleType.MLP_H_TO_4H, LoraModuleType.MLP_GATE),
 }
 """What each name in `LoraConfig.lora_target_modules` stands for; a fused name stands for its parts."""
-
-
-def config_name(module_type: LoraModuleType) -> str:
-    """The unfused name of a module type in `LoraConfig.lora_target_modules`."""
-    return next(name for name, types in CONFIG_NAMES.items() if types == (module_type,))

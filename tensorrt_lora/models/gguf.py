@@ -120,8 +120,9 @@ def _convert(gguf_file: Path, target: Path) -> None:
     tensors = {name: parameter.detach().to(dtype).contiguous() for name, parameter in parameters.items()}
     save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
 
-    config = model.config.to_dict()
-    config.pop("quantization_config", None)
+    config = model.config.to_diff_dict()
+    for leftover in ("quantization_config", "_name_or_path", "_model_name_or_path"):
+        config.pop(leftover, None)
     config["architectures"] = [type(model).__name__]
     config["dtype"] = str(dtype).removeprefix("torch.")
     (target / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,0 +1,37 @@
+"""Which adapter an id stands for.
+
+Owns the table from ids to names and paths, so that one id never means two adapters. Asked by `AdapterStore` under its lock.
+"""
+
+import os
+from dataclasses import dataclass, field
+
+from tensorrt_lora.lora_request import LoRARequest
+
+
+@dataclass(slots=True)
+class AdapterRegistry:
+    """Ids need not be contiguous; 0 is an id like any other."""
+
+    _known: dict[int, LoRARequest] = field(default_factory=dict)
+
+    def register(self, request: LoRARequest) -> None:
+        """Remember what the id means; the same meaning again is no news.
+
+        Raises ValueError when the id already stands for another name or path. Paths are compared as absolute paths, links
+        unresolved.
+        """
+        known = self._known.setdefault(request.lora_int_id, request)
+        if _meaning(known) != _meaning(request):
+            raise ValueError(
+                f"lora_int_id {request.lora_int_id} already stands for adapter {known.lora_name!r} ({known.lora_path}), it "
+                f"cannot also stand for {request.lora_name!r} ({request.lora_path}); give each adapter an id of its own"
+            )
+
+    def forget(self, adapter_id: int) -> None:
+        """Free an id for another adapter; nothing happens if it is not known."""
+        self._known.pop(adapter_id, None)
+
+
+def _meaning(request: LoRARequest) -> tuple[str, str]:
+    return request.lora_name, os.path.abspath(request.lora_path)

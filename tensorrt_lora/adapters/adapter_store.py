@@ -1,0 +1,225 @@
+"""Adapters on their way from disk to host memory.
+
+Owns the loader thread and the meaning of adapter ids. The engine acquires an adapter when a request arrives, waits for the
+future without blocking, and releases the handle when the request ends. Knows no checkpoint formats and no device.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from tensorrt_lora.adapters.adapter_error import AdapterError
+from tensorrt_lora.adapters.adapter_handle import AdapterHandle
+from tensorrt_lora.adapters.adapter_registry import AdapterRegistry
+from tensorrt_lora.adapters.host_cache import HostCache
+from tensorrt_lora.lora.adapter_weights import AdapterWeights
+from tensorrt_lora.lora_request import LoRARequest
+from tensorrt_lora.utils.logger import logger
+
+
+_CLOSED = "the adapter store is closed"
+
+
+@dataclass(slots=True, eq=False)
+class _Load:
+    """One adapter to be read, and everybody who waits for it."""
+
+    request: LoRARequest
+    waiters: list[Future[AdapterHandle]] = field(default_factory=list)
+    forgotten: bool = False  # by `forget` while under way: what it reads is given to its waiters and to nobody later
+
+    @property
+    def is_wanted(self) -> bool:
+        return any(not waiter.cancelled() for waiter in self.waiters)
+
+
+class AdapterStore:
+    """Disk to host memory, one adapter at a time, in the order of the requests.
+
+    Args:
+        read: reads and checks an adapter; raises AdapterError. Runs on the loader thread.
+        max_adapters: adapters in host memory at once (`LoraConfig.max_cpu_loras`); None: as many as the bytes allow.
+        max_bytes: bytes of their weights (`PeftCacheConfig.host_cache_size`).
+    """
+
+    def __init__(
+        self, read: Callable[[LoRARequest], AdapterWeights], *, max_adapters: int | None, max_bytes: int
+    ) -> None:
+        self._read = read
+        self._cache = HostCache(max_adapters=max_adapters, max_bytes=max_bytes)
+        self._registry = AdapterRegistry()
+        self._queue: deque[_Load] = deque()
+        self._loads: dict[int, _Load] = {}  # queued or under way, by adapter id
+        self._changed = threading.Condition()
+        self._closed = False
+        self.num_loads = 0
+        self._thread = threading.Thread(target=self._run, name="adapter-loader", daemon=True)
+        self._thread.start()
+
+    def acquire(self, request: LoRARequest) -> Future[AdapterHandle]:
+        """Ask for an adapter; never blocks and never raises.
+
+        The future gives a handle with one reference, to be given back by `release`, or raises what is wrong: AdapterError
+        for an adapter that cannot be used, ValueError for an id that stands for another adapter. A failed load is
+        forgotten, so that the next request reads the files again.
+        """
+        waiter: Future[AdapterHandle] = Future()
+        handle: AdapterHandle | None = None
+        failure: Exception | None = None
+        with self._changed:
+            try:
+                self._registry.register(request)
+            except ValueError as error:
+                failure = error
+            if self._closed:
+                failure = RuntimeError(_CLOSED)
+            if failure is None:
+                handle = self._cache.take(request.lora_int_id)
+                if handle is None:
+                    self._enqueue(request, waiter)
+        if failure is not None:
+            waiter.set_exception(failure)
+        elif handle is not None:
+            waiter.set_result(handle)
+        return waiter
+
+    def release(self, handle: AdapterHandle) -> None:
+        """Give back one reference; the adapter stays in memory while there is room."""
+        with self._changed:
+            self._cache.release(handle)
+            self._changed.notify_all()
+
+    def discard(self, waiter: Future[AdapterHandle]) -> None:
+        """Give up an `acquire` whose handle nobody took yet, whatever has become of it."""
+        if waiter.cancel():
+            with self._changed:
+                self._changed.notify_all()
+        elif waiter.exception() is None:
+            self.release(waiter.result())
+
+    def forget(self, adapter_id: int) -> None:
+        """Drop an adapter and the meaning of its id: the next `acquire` reads the files anew.
+
+        Requests that hold it run on with the version they have.
+        """
+        with self._changed:
+            self._cache.forget(adapter_id)
+            self._registry.forget(adapter_id)
+            load = self._loads.pop(adapter_id, None)
+            if load is not None:
+                load.forgotten = True
+            self._changed.notify_all()
+
+    def resident(self) -> tuple[AdapterHandle, ...]:
+        """The adapters in host memory, least recently used first."""
+        with self._changed:
+            return self._cache.resident()
+
+    @property
+    def host_bytes(self) -> int:
+        with self._changed:
+            return self._cache.nbytes
+
+    @property
+    def num_evictions(self) -> int:
+        with self._changed:
+            return self._cache.num_evictions
+
+    def close(self) -> None:
+        """Stop loading; whoever still waits gets a RuntimeError. Returns once the loader thread has ended."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _enqueue(self, request: LoRARequest, waiter: Future[AdapterHandle]) -> None:
+        load = self._loads.get(request.lora_int_id)
+        if load is None:
+            load = self._loads[request.lora_int_id] = _Load(request)
+            self._queue.append(load)
+            self._changed.notify_all()
+        load.waiters.append(waiter)
+
+    def _run(self) -> None:
+        while (load := self._next_load()) is not None:
+            try:
+                self._serve(load)
+            except Exception as error:  # not ours to judge: it belongs to those who wait, as in any executor
+                self._fail(load, error)
+        with self._changed:
+            unserved = {*self._loads.values(), *self._queue}
+        for load in unserved:
+            self._fail(load, RuntimeError(_CLOSED))
+
+    def _next_load(self) -> _Load | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._closed)
+            return None if self._closed else self._queue.popleft()
+
+    def _serve(self, load: _Load) -> None:
+        """Read one adapter, wait for room, and give it to all who asked for it meanwhile."""
+        adapter_id = load.request.lora_int_id
+        with self._changed:
+            # It may be here: asked for while it made room for another, it stayed in the end.
+            is_needed = load.is_wanted and not self._cache.has(adapter_id)
+            if not is_needed:
+                served = self._finish(load)
+        if is_needed:
+            handle = self._load(load.request)
+            with self._changed:
+                while load.is_wanted and not self._cache.admit(handle):
+                    self._changed.wait()
+                    if self._closed:
+                        raise RuntimeError(_CLOSED)
+                served = self._finish(load)
+        for waiter, granted in served:
+            waiter.set_result(granted)
+
+    def _load(self, request: LoRARequest) -> AdapterHandle:
+        start = perf_counter()
+        handle = AdapterHandle(request.lora_int_id, request.lora_name, self._read(request))
+        self.num_loads += 1
+        if handle.host_bytes > self._cache.max_bytes:
+            problem = (
+                f"it takes {handle.host_bytes} bytes of host memory, but peft_cache_config.host_cache_size is "
+                f"{self._cache.max_bytes}; raise it to {handle.host_bytes} or more"
+            )
+            raise AdapterError(request.lora_name, request.lora_path, [problem])
+        logger.info(
+            "adapter %r: %.1f MiB in host memory after %.0f ms",
+            request.lora_name,
+            handle.host_bytes / 2**20,
+            (perf_counter() - start) * 1e3,
+        )
+        return handle
+
+    def _finish(self, load: _Load) -> list[tuple[Future[AdapterHandle], AdapterHandle]]:
+        """End a load: a reference for everybody who still waits. Under the lock; results are set outside of it."""
+        adapter_id = load.request.lora_int_id
+        self._cache.stop_draining()
+        served = []
+        for waiter in self._leave_queue(load):
+            handle = self._cache.take(adapter_id)
+            assert handle is not None
+            served.append((waiter, handle))
+        if load.forgotten:
+            self._cache.forget(adapter_id)
+        return served
+
+    def _fail(self, load: _Load, error: Exception) -> None:
+        with self._changed:
+            adapter_id = load.request.lora_int_id
+            if not load.forgotten:
+                self._registry.forget(adapter_id)
+            waiters = self._leave_queue(load)
+        for waiter in waiters:
+            waiter.set_exception(error)
+
+    def _leave_queue(self, load: _Load) -> list[Future[AdapterHandle]]:
+        """Stop taking new waiters; returns those who did not give up."""
+        if not load.forgotten:
+            del self._loads[load.request.lora_int_id]
+        return [waiter for waiter in load.waiters if waiter.set_running_or_notify_cancel()]

@@ -1,0 +1,249 @@
+"""The engine: requests in, tokens out, one step at a time.
+
+Driven by `executor_worker.run_loop`, in a thread or in a process of its own. Owns the lives of requests and of the adapters
+they hold; what runs when is the scheduler's affair, how it runs the model engine's.
+"""
+
+import itertools
+from collections.abc import Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
+
+from tensorrt_lora.adapters.adapter_handle import AdapterHandle
+from tensorrt_lora.adapters.adapter_reader import AdapterReader
+from tensorrt_lora.adapters.adapter_store import AdapterStore
+from tensorrt_lora.config.llm_args import TorchLlmArgs
+from tensorrt_lora.engine.adapter_capacity import BaseOnlyCapacity
+from tensorrt_lora.engine.generation_request import GenerationRequest, GenerationResponse
+from tensorrt_lora.engine.kv_cache_manager import KvCacheManager
+from tensorrt_lora.engine.llm_request import LlmRequest, create_llm_requests
+from tensorrt_lora.engine.model_engine import PyTorchModelEngine, StepOutput
+from tensorrt_lora.engine.model_loader import LoadedModel, load_model
+from tensorrt_lora.engine.prompt_logprobs import extend_prompt_logprobs
+from tensorrt_lora.engine.sampler import SampledToken, Sampler
+from tensorrt_lora.engine.scheduled_requests import ScheduledRequests
+from tensorrt_lora.engine.scheduler import Scheduler
+from tensorrt_lora.utils.device import pin_memory_available
+
+_ADAPTER_WAIT_S = 0.01  # how long an idle step waits for the loader before it looks at the inbox again
+
+
+@dataclass(slots=True)
+class _AwaitedAdapter:
+    """A request whose adapter is on its way from disk."""
+
+    message: GenerationRequest
+    arrival: int
+    handle: Future[AdapterHandle]
+
+
+@dataclass(slots=True)
+class _LiveRequest:
+    """The unfinished sequences of one request, and the adapter they share."""
+
+    sequences: list[LlmRequest]
+    handle: AdapterHandle | None
+
+
+class PyExecutor:
+    """One model with its adapters, serving any number of requests.
+
+    Whatever is wrong with a request ends that request with finish reason "error"; the loop goes on.
+
+    Raises:
+        ValueError: the arguments, the checkpoint and the device do not fit together.
+    """
+
+    def __init__(self, args: TorchLlmArgs, *, progress: bool = False) -> None:
+        loaded = load_model(args, progress=progress)
+        self._engine = PyTorchModelEngine(args, loaded, progress=progress)
+        self._seed = args.seed
+        self._eos_token_ids = loaded.config.eos_token_ids
+        self._sampler = Sampler()
+        self.kv_cache_manager = KvCacheManager(
+            num_pages=loaded.kv_cache.shape[1],
+            page_size=args.kv_cache_config.tokens_per_block,
+            enable_block_reuse=args.kv_cache_config.enable_block_reuse,
+        )
+        lora_manager = loaded.lora_manager
+        self.scheduler = Scheduler(
+            max_batch_size=args.max_batch_size,
+            max_num_tokens=args.max_num_tokens,
+            max_seq_len=loaded.max_seq_len,
+            vocab_size=loaded.config.vocab_size,
+            enable_chunked_prefill=args.enable_chunked_prefill,
+            kv_cache_manager=self.kv_cache_manager,
+            adapter_capacity=lora_manager.slot_manager if lora_manager is not None else BaseOnlyCapacity(),
+            max_adapter_wait_iters=args.scheduler_config.max_adapter_wait_iters,
+        )
+        self.adapter_store = _create_adapter_store(args, loaded)
+        self._awaited: list[_AwaitedAdapter] = []
+        self._live: dict[int, _LiveRequest] = {}
+        self._responses: list[GenerationResponse] = []
+        self._arrivals = itertools.count()
+        self._info: dict[str, int | str] = {
+            "max_seq_len": loaded.max_seq_len,
+            "vocab_size": loaded.config.vocab_size,
+            "dtype": str(loaded.dtype).removeprefix("torch."),
+            "device": str(loaded.device),
+            "kv_pages": self.kv_cache_manager.total_pages,
+        }
+
+    @property
+    def info(self) -> Mapping[str, int | str]:
+        """What the front may want to know of the running engine."""
+        return self._info
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._awaited or self._responses or self.scheduler.has_unfinished)
+
+    def enqueue(self, request: GenerationRequest) -> None:
+        """Take a request; it runs once its adapter is in host memory. Never raises for a bad request."""
+        arrival = next(self._arrivals)
+        if request.lora_request is None:
+            self._start(request, arrival, None)
+        elif self.adapter_store is None:
+            self._refuse(
+                request.request_id,
+                f"adapter {request.lora_request.lora_name!r} was asked for, but the engine runs without LoRA; "
+                f"set lora_config=LoraConfig(...)",
+            )
+        else:
+            handle = self.adapter_store.acquire(request.lora_request)
+            self._awaited.append(_AwaitedAdapter(request, arrival, handle))
+
+    def abort(self, request_id: int) -> None:
+        """End a request in whatever state it is; unknown and finished ones are left alone."""
+        for awaited in self._awaited:
+            if awaited.message.request_id == request_id:
+                assert self.adapter_store is not None
+                self._awaited.remove(awaited)
+                self.adapter_store.discard(awaited.handle)
+                self._responses.append(GenerationResponse(request_id, finish_reason="abort"))
+                return
+        live = self._live.get(request_id)
+        if live is not None:
+            for sequence in list(live.sequences):
+                self.scheduler.abort(sequence)
+                self._respond(sequence, GenerationResponse(request_id, sequence.sequence_index))
+
+    def step(self) -> list[GenerationResponse]:
+        """Run one forward if anything can run, and return what there is to tell."""
+        self._start_awaited()
+        if self.scheduler.has_unfinished:
+            self._run(self.scheduler.schedule())
+        elif self._awaited and not self._responses:
+            wait([awaited.handle for awaited in self._awaited], _ADAPTER_WAIT_S, FIRST_COMPLETED)
+        responses, self._responses = self._responses, []
+        return responses
+
+    def shutdown(self) -> None:
+        """Stop the adapter loader; requests still running get no answer."""
+        if self.adapter_store is not None:
+            self.adapter_store.close()
+
+    # From message to running sequences
+
+    def _start_awaited(self) -> None:
+        arrived = [awaited for awaited in self._awaited if awaited.handle.done()]
+        for awaited in arrived:
+            self._awaited.remove(awaited)
+            error = awaited.handle.exception()
+            if error is None:
+                self._start(awaited.message, awaited.arrival, awaited.handle.result())
+            elif isinstance(error, ValueError):
+                self._refuse(awaited.message.request_id, str(error))
+            else:
+                raise error
+
+    def _start(self, message: GenerationRequest, arrival: int, handle: AdapterHandle | None) -> None:
+        sequences = create_llm_requests(
+            message,
+            adapter=handle,
+            eos_token_ids=self._eos_token_ids,
+            engine_seed=self._seed,
+            arrival=arrival,
+        )
+        refusal = self.scheduler.refusal(sequences[0])
+        if refusal is not None:
+            self._release_adapter(handle)
+            self._refuse(message.request_id, refusal)
+            return
+        for sequence in sequences:
+            self.scheduler.add(sequence)
+        self._live[message.request_id] = _LiveRequest(sequences, handle)
+
+    def _refuse(self, request_id: int, error: str) -> None:
+        self._responses.append(GenerationResponse(request_id, finish_reason="error", error=error))
+
+    # One step
+
+    def _run(self, scheduled: ScheduledRequests) -> None:
+        output = self._engine.forward(scheduled)
+        samples = self._sampler.sample(output.logits, scheduled.sampled_requests)
+        self.scheduler.complete_step(scheduled)
+        self._take_prompt_logprobs(output)
+        for request, sample in zip(scheduled.sampled_requests, samples, strict=True):
+            self._take_sample(request, sample)
+
+    def _take_prompt_logprobs(self, output: StepOutput) -> None:
+        for prompt in output.prompt_logits:
+            error = extend_prompt_logprobs(prompt.request, prompt.positions, prompt.logits)
+            if error is not None:
+                self._fail(prompt.request, error)
+
+    def _take_sample(self, request: LlmRequest, sample: SampledToken) -> None:
+        if request.is_finished:  # its prompt log-probabilities were refused in this very step
+            return
+        if sample.error is not None:
+            self._fail(request, sample.error)
+            return
+        response = GenerationResponse(request.request_id, request.sequence_index, token_ids=[sample.token_id])
+        if sample.logprobs is not None:
+            response.logprobs = [sample.logprobs]
+        if not request.output_token_ids:
+            response.num_cached_tokens = request.num_cached_tokens
+            if request.sampling_params.prompt_logprobs is not None:
+                response.prompt_logprobs = request.prompt_logprobs or [None]
+        if request.append_token(sample.token_id) is not None:
+            self.scheduler.finish(request)
+        self._respond(request, response)
+
+    def _fail(self, request: LlmRequest, error: str) -> None:
+        self.scheduler.fail(request, error)
+        self._respond(request, GenerationResponse(request.request_id, request.sequence_index))
+
+    def _respond(self, request: LlmRequest, response: GenerationResponse) -> None:
+        """Queue a response, with the end of the sequence where it has ended; the last one frees the adapter."""
+        response.finish_reason = request.finish_reason
+        response.stop_reason = request.stop_reason
+        response.error = request.error
+        self._responses.append(response)
+        if request.is_finished:
+            live = self._live[request.request_id]
+            live.sequences.remove(request)
+            if not live.sequences:
+                del self._live[request.request_id]
+                self._release_adapter(live.handle)
+
+    def _release_adapter(self, handle: AdapterHandle | None) -> None:
+        if handle is not None:
+            assert self.adapter_store is not None
+            self.adapter_store.release(handle)
+
+
+def _create_adapter_store(args: TorchLlmArgs, loaded: LoadedModel) -> AdapterStore | None:
+    if loaded.lora_config is None or loaded.lora_manager is None:
+        return None
+    reader = AdapterReader(
+        sites=loaded.lora_manager.sites,
+        lora_config=loaded.lora_config,
+        dtype=loaded.dtype,
+        pin_memory=pin_memory_available(loaded.device),
+    )
+    return AdapterStore(
+        reader.read,
+        max_adapters=loaded.lora_config.max_cpu_loras,
+        max_bytes=args.peft_cache_config.host_cache_size,
+    )

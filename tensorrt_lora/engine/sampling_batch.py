@@ -1,0 +1,136 @@
+"""The sampling settings of one step's rows as device tensors.
+
+Built by the sampler from the requests, with copies that do not wait for the device. Settings that no row uses
+are None, so that their work is left out; for the rows that do not use them they hold values without effect.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tensorrt_lora.engine.llm_request import LlmRequest
+from tensorrt_lora.sampling_params import SamplingParams
+from tensorrt_lora.utils.device import pin_memory_available
+
+# Below this temperature the best token's weight leaves nothing to the others, and divisions would overflow.
+_MIN_TEMPERATURE = 1e-6
+
+
+@dataclass(slots=True)
+class PenaltyEntries:
+    """One entry for each (row, token seen): what the penalties change.
+
+    Attributes:
+        rows, token_ids: int64 [m], no pair twice.
+        counts: fp32 [m], times the token was generated.
+        repetition, presence, frequency: fp32 [m], the row's penalties.
+    """
+
+    rows: torch.Tensor
+    token_ids: torch.Tensor
+    counts: torch.Tensor
+    repetition: torch.Tensor
+    presence: torch.Tensor
+    frequency: torch.Tensor
+
+
+@dataclass(slots=True)
+class DrawSettings:
+    """What random rows need; greedy rows among them hold values without effect, and their draw is not used.
+
+    Attributes:
+        greedy: bool [n].
+        temperature: fp32 [n, 1].
+        top_k: int64 [n, 1], 0 = all; `max_top_k` is the largest. Likewise top_p float64, min_p fp32, 1 and 0
+            = all.
+        seeds, positions: int64 [n].
+    """
+
+    greedy: torch.Tensor
+    temperature: torch.Tensor
+    max_top_k: int
+    top_k: torch.Tensor
+    top_p: torch.Tensor | None
+    min_p: torch.Tensor | None
+    seeds: torch.Tensor
+    positions: torch.Tensor
+
+
+def draw_settings(rows: Sequence[LlmRequest], vocab_size: int, device: torch.device) -> DrawSettings | None:
+    """None if all rows are greedy."""
+    params = [request.sampling_params for request in rows]
+    if all(row.is_greedy for row in params):
+        return None
+    top_k = [0 if row.is_greedy else min(row.top_k, vocab_size) for row in params]
+    top_p = [1.0 if row.is_greedy else row.top_p for row in params]
+    min_p = [0.0 if row.is_greedy else row.min_p for row in params]
+    temperature = [1.0 if row.is_greedy else max(row.temperature, _MIN_TEMPERATURE) for row in params]
+    ints = [[request.seed for request in rows], [request.num_tokens for request in rows], top_k]
+    ints.append([row.is_greedy for row in params])
+    columns = np.concatenate(
+        [np.array(ints, dtype=np.int64), np.array([temperature, top_p, min_p],
+        dtype=np.float64).view(np.int64)]
+    )
+    seeds, positions, device_top_k, greedy, *bits = _to_device(columns, device)
+    device_temperature, device_top_p, device_min_p = (column.view(torch.float64)[:, None] for column in bits)
+    return DrawSettings(
+        greedy=greedy.bool(),
+        temperature=device_temperature.float(),
+        max_top_k=max(top_k),
+        top_k=device_top_k[:, None],
+        top_p=device_top_p if min(top_p) < 1.0 else None,
+        min_p=device_min_p.float() if max(min_p) > 0.0 else None,
+        seeds=seeds,
+        positions=positions,
+    )
+
+
+def penalty_entries(rows: Sequence[LlmRequest], device: torch.device) -> PenaltyEntries | None:
+    """None if no row has a penalty on anything it has seen."""
+    seen = [(i, request.sampling_params, request.token_counts) for i, request in enumerate(rows)]
+    seen = [entry for entry in seen if entry[2]]
+    if not seen:
+        return None
+
+    columns = np.concatenate([_row_entries(index, params, counts) for index, params, counts in seen], axis=1)
+    row_ids, token_ids, counts, *bits = _to_device(columns, device)
+    repetition, presence, frequency = (column.view(torch.float64).float() for column in bits)
+    return PenaltyEntries(row_ids, token_ids, counts.float(), repetition, presence, frequency)
+
+
+def _row_entries(index: int, params: SamplingParams, counts: dict[int, int]) -> np.ndarray:
+    """One row's penalty entries, int64 [6, tokens seen]; the penalties as float64 bits."""
+    penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
+    entries = np.empty((6, len(counts)), dtype=np.int64)
+    entries[0] = index
+    entries[1] = np.fromiter(counts.keys(), np.int64, len(counts))
+    entries[2] = np.fromiter(counts.values(), np.int64, len(counts))
+    entries[3:] = np.array(penalties, dtype=np.float64).view(np.int64)[:, None]
+    return entries
+
+
+def masked_entries(
+    rows: Sequence[LlmRequest], vocab_size: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """(rows, token ids), int64 [m] each: what rows below their `min_tokens` may not draw; None if nothing."""
+    pairs = [
+        (index, token_id)
+        for index, request in enumerate(rows)
+        if len(request.output_token_ids) < request.sampling_params.min_tokens
+        for token_id in request.stop_ids
+        if token_id < vocab_size
+    ]
+    if not pairs:
+        return None
+    row_ids, token_ids = _to_device(np.array(pairs, dtype=np.int64).T.copy(), device)
+    return row_ids, token_ids
+
+
+def _to_device(columns: np.ndarray, device: torch.device) -> torch.Tensor:
+    """One transfer in stream order; page-locked where that makes it asynchronous."""
+    host = torch.from_numpy(columns)
+    if pin_memory_available(device):
+        host = host.pin_memory()
+    return host.to(device, non_blocking=True)

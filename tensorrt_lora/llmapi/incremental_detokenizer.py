@@ -1,0 +1,53 @@
+"""Turns token ids into text while they arrive, without ever giving out half a character.
+
+One per sequence, called by `completion_builder`. A token's text depends on the tokens before it (a leading space,
+the rest of a UTF-8 character), so a window of a few tokens is decoded with and without the new ones, and the
+difference is the new text. Knows nothing of stop strings.
+"""
+
+from tensorrt_lora.llmapi.tokenizer import Tokenizer
+
+_PROMPT_TOKENS = 8
+_REPLACEMENT = "\ufffd"
+# A character has at most 4 bytes, and a token at least one: what is still incomplete after this many tokens stays
+# so, and an ever growing window would cost quadratic time.
+_MAX_PENDING = 16
+
+
+class IncrementalDetokenizer:
+    """Text of one sequence. The window is a context whose text is out, then tokens whose text is not."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_token_ids: list[int], *, skip_special_tokens: bool
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        self._window = self._visible(prompt_token_ids[-_PROMPT_TOKENS:])
+        self._num_context = len(self._window)
+        self._num_out = len(tokenizer.decode(self._window))
+
+    def append(self, token_ids: list[int]) -> str:
+        """The text that `token_ids` make final; the rest of it comes with later calls, or with `flush`."""
+        self._window += self._visible(token_ids)
+        text = self._tokenizer.decode(self._window)
+        # The replacement character stands for bytes whose character is not complete yet.
+        complete = text.rstrip(_REPLACEMENT)
+        num_pending = len(self._window) - self._num_context
+        if len(complete) < len(text) and num_pending < _MAX_PENDING:
+            new = complete[self._num_out :]
+            self._num_out += len(new)
+            return new
+        new = text[self._num_out :]
+        if new or num_pending >= _MAX_PENDING:
+            self._window = self._window[self._num_context :]
+            self._num_context = len(self._window)
+            self._num_out = len(self._tokenizer.decode(self._window))
+        return new
+
+    def flush(self) -> str:
+        """What was held back, replacement characters included. Call once, at the end."""
+        return self._tokenizer.decode(self._window)[self._num_out :]
+
+    def _visible(self, token_ids: list[int]) -> list[int]:
+        # Skipped here rather than by the decoder: a window of skipped tokens alone would be no context.
+        return [token_id for token_id in token_ids if token_id not in self._skipped]

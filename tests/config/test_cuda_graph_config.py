@@ -1,0 +1,49 @@
+"""CudaGraphConfig: which sizes are captured, and which lists are refused."""
+
+import pytest
+
+from tensorrt_lora.config.cuda_graph_config import CudaGraphConfig
+
+
+@pytest.mark.parametrize(
+    ("engine_max", "sizes"),
+    [
+        (1, [1]),
+        (2, [1, 2]),
+        (3, [1, 2, 3]),
+        (8, [1, 2, 4, 8]),
+        (20, [1, 2, 4, 8, 16, 20]),
+        (32, [1, 2, 4, 8, 16, 24, 32]),
+    ],
+)
+def test_default_sizes_end_at_the_engines_largest_batch(engine_max: int, sizes: list[int]) -> None:
+    assert CudaGraphConfig().resolve_batch_sizes(engine_max) == sizes
+
+
+def test_default_sizes_end_at_the_configs_own_largest_batch() -> None:
+    assert CudaGraphConfig(max_batch_size=6).resolve_batch_sizes(64) == [1, 2, 4, 6]
+
+
+def test_default_sizes_without_padding_leave_none_out() -> None:
+    assert CudaGraphConfig(enable_padding=False).resolve_batch_sizes(5) == [1, 2, 3, 4, 5]
+
+
+def test_explicit_sizes_are_taken_as_they_are() -> None:
+    assert CudaGraphConfig(batch_sizes=[7, 1]).resolve_batch_sizes(64) == [1, 7]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"batch_sizes": []}, "batch_sizes is empty"),
+        ({"batch_sizes": [1, 0]}, "batch_sizes holds 0: a batch has at least one request"),
+        ({"batch_sizes": [4, 2, 4]}, "batch_sizes holds 4 more than once"),
+        ({"batch_sizes": [1, 9], "max_batch_size": 8}, "batch_sizes holds 9, more than max_batch_size=8"),
+        ({"batch_sizes": ["1"]}, "batch_sizes.0\n  Input should be a valid integer"),
+        ({"max_batch_size": 0}, "max_batch_size\n  Input should be greater than or equal to 1"),
+    ],
+)
+def test_refuses(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError) as error:
+        CudaGraphConfig(**settings)
+    assert message in str(error.value)

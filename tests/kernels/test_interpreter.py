@@ -1,0 +1,26 @@
+"""Runs the tests of the ops once more with TRITON_INTERPRET=1: what checked the references now checks the kernels.
+
+Triton reads the variable when it is imported, hence the process of its own.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent
+OPS = ("test_dispatch.py", "test_lora_shrink.py", "test_lora_expand.py")
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="this run is the interpreted one")
+def test_kernels_in_the_interpreter_equal_their_references() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *(FOLDER / op for op in OPS)],
+        cwd=FOLDER.parents[1],
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr

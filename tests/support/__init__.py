@@ -1,0 +1,1 @@
+"""Builders and oracles that tests of several folders share."""

@@ -1,0 +1,47 @@
+"""LoRARequest: its names, its equality, and what it refuses."""
+
+import pickle
+
+import pytest
+
+from tensorrt_lora.lora_request import LoRARequest
+
+
+def test_short_names_are_the_long_ones() -> None:
+    request = LoRARequest("shouting", 3, "/adapters/shouting")
+    assert (request.name, request.adapter_id, request.path) == ("shouting", 3, "/adapters/shouting")
+    assert request == LoRARequest(lora_name="shouting", lora_int_id=3, lora_path="/adapters/shouting")
+
+
+def test_id_zero_is_an_id() -> None:
+    assert LoRARequest("first", 0, "dir").adapter_id == 0
+
+
+def test_survives_a_process_boundary_and_keys_a_dict() -> None:
+    request = LoRARequest("a", 1, "dir")
+    assert pickle.loads(pickle.dumps(request)) == request
+    assert {request: "x"}[LoRARequest("a", 1, "dir")] == "x"
+
+
+@pytest.mark.parametrize(
+    ("name", "adapter_id", "path", "message"),
+    [
+        ("", 1, "dir", "lora_name must be a non-empty string, got ''"),
+        (None, 1, "dir", "lora_name must be a non-empty string, got None"),
+        ("a", -1, "dir", "lora_int_id of adapter 'a' must be an integer >= 0, got -1"),
+        ("a", "1", "dir", "lora_int_id of adapter 'a' must be an integer >= 0, got '1'"),
+        ("a", True, "dir", "lora_int_id of adapter 'a' must be an integer >= 0, got True"),
+        ("a", 1.0, "dir", "lora_int_id of adapter 'a' must be an integer >= 0, got 1.0"),
+        ("a", 1, "", "lora_path of adapter 'a' must be the directory of a PEFT adapter, got ''"),
+        ("a", 1, None, "lora_path of adapter 'a' must be the directory of a PEFT adapter, got None"),
+    ],
+)
+def test_refuses(name: str, adapter_id: int, path: str, message: str) -> None:
+    with pytest.raises(ValueError) as error:
+        LoRARequest(name, adapter_id, path)
+    assert str(error.value) == message
+
+
+def test_path_may_not_be_left_out() -> None:
+    with pytest.raises(ValueError, match="lora_path of adapter 'a'"):
+        LoRARequest("a", 1)
