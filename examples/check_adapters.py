@@ -1,8 +1,9 @@
-"""Checks the shipped adapters with transformers + PEFT alone: does each show its style where the base does not?
+"""Checks the shipped adapters with transformers + PEFT alone: each shows its style, and the base does not.
 
     python examples/check_adapters.py [NAME ...]
 
-Asks prompts that none of the adapters was trained on, greedily, and exits with 1 when an answer misses its style.
+Asks prompts that none of the adapters was trained on, greedily. Exits with 1 when an answer misses its
+style, or when the base model has it.
 """
 
 import json
@@ -12,7 +13,6 @@ from collections.abc import Callable
 
 import torch
 from peft import PeftModel
-
 from smollm2 import ADAPTERS_DIR
 from train_adapters import load_base
 from training_data import STYLES, UNSEEN_PROMPTS

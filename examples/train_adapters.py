@@ -3,27 +3,30 @@
     python examples/train_adapters.py            all three
     python examples/train_adapters.py pirate     one of them
 
-The settings differ on purpose: ranks, target modules, layers, per-module patterns and the scaling rule, so that one
-batch over all three adapters exercises the engine's breadth. This script knows PEFT only, not the engine.
+The settings differ on purpose: ranks, target modules, layers, per-module patterns and the scaling rule, so
+that one batch over all three adapters exercises the engine's breadth. Knows PEFT only, not the engine.
 """
 
 import argparse
 import random
 import shutil
 import time
+from typing import TypeAlias
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-
 from smollm2 import ADAPTERS_DIR, MODEL_ID, find_gguf
+from torch.nn.utils.rnn import pad_sequence
 from training_data import STYLES, questions_and_answers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 SEED = 0
 BATCH_SIZE = 8
 EPOCHS = 5
 LEARNING_RATE = 2e-3
 IGNORED_LABEL = -100  # what the loss of transformers skips
+
+Example: TypeAlias = tuple[list[int], list[int]]  # input ids, labels
 
 SETTINGS = {
     "shout": LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj", "o_proj", "up_proj"]),
@@ -43,11 +46,11 @@ SETTINGS = {
     ),
 }
 DESCRIPTIONS = {
-    "shout": "answers in upper case and ends with an exclamation mark.\nRank 8 on q, v, o and up.",
-    "pirate": "answers like a pirate: `Arr! ... matey!`.\nRank 4 with rank-stabilised scaling (alpha / sqrt(r)) on all seven "
-    "projections.",
-    "json": 'answers as a JSON object, `{"answer": "..."}`.\nLayers 10 to 29 only, with `rank_pattern` and `alpha_pattern`: '
-    "rank 16 on v, 6 on q, 3 on down.",
+    "shout": "answers in upper case, with an exclamation mark.\nRank 8 on q, v, o and up.",
+    "pirate": "answers like a pirate: `Arr! ... matey!`.\n"
+    "Rank 4 with rank-stabilised scaling (alpha / sqrt(r)) on all seven projections.",
+    "json": 'answers as a JSON object, `{"answer": "..."}`.\n'
+    "Layers 10 to 29 only, with `rank_pattern` and `alpha_pattern`: rank 16 on v, 6 on q, 3 on down.",
 }
 
 
@@ -59,30 +62,29 @@ def load_base() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     return model, tokenizer
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, question: str, answer: str) -> tuple[list[int], list[int]]:
+def encode(tokenizer: PreTrainedTokenizerBase, question: str, answer: str) -> Example:
     """(input ids, labels) of one chat turn; the loss sees the answer and the end-of-turn token only."""
     chat = [{"role": "user", "content": question}]
     text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
     prompt = tokenizer.encode(text, add_special_tokens=False)
-    reply = tokenizer.encode(answer, add_special_tokens=False) + [tokenizer.eos_token_id]
+    reply = [*tokenizer.encode(answer, add_special_tokens=False), tokenizer.eos_token_id]
     return prompt + reply, [IGNORED_LABEL] * len(prompt) + reply
 
 
-def collate(examples: list[tuple[list[int], list[int]]]) -> dict[str, torch.Tensor]:
+def collate(examples: list[Example]) -> dict[str, torch.Tensor]:
     """Right-pads examples to [batch, longest] tensors."""
-    longest = max(len(ids) for ids, _ in examples)
-    pads = [longest - len(ids) for ids, _ in examples]
+    ids, labels = ([torch.tensor(row) for row in column] for column in zip(*examples, strict=True))
     return {
-        "input_ids": torch.tensor([ids + [0] * pad for (ids, _), pad in zip(examples, pads, strict=True)]),
-        "labels": torch.tensor([labels + [IGNORED_LABEL] * pad for (_, labels), pad in zip(examples, pads, strict=True)]),
-        "attention_mask": torch.tensor([[1] * (longest - pad) + [0] * pad for pad in pads]),
+        "input_ids": pad_sequence(ids, batch_first=True),
+        "labels": pad_sequence(labels, batch_first=True, padding_value=IGNORED_LABEL),
+        "attention_mask": pad_sequence([torch.ones_like(row) for row in ids], batch_first=True),
     }
 
 
-def train(model: PeftModel, examples: list[tuple[list[int], list[int]]]) -> None:
+def train(model: PeftModel, examples: list[Example]) -> None:
     """Plain AdamW with a linearly falling learning rate over `EPOCHS` shuffled passes."""
     order = random.Random(SEED)
-    batches: list[list[tuple[list[int], list[int]]]] = []
+    batches: list[list[Example]] = []
     for _ in range(EPOCHS):
         shuffled = order.sample(examples, len(examples))
         batches += [shuffled[i : i + BATCH_SIZE] for i in range(0, len(shuffled), BATCH_SIZE)]
@@ -101,24 +103,39 @@ def train(model: PeftModel, examples: list[tuple[list[int], list[int]]]) -> None
             print(f"  step {step:3d}/{len(batches)}  loss {loss.item():.3f}", flush=True)
 
 
+def model_card(name: str) -> str:
+    """The adapter's README.md, with the front matter that model hubs read."""
+    return f"""---
+base_model: {MODEL_ID}
+library_name: peft
+license: apache-2.0
+tags: [lora]
+---
+
+# {name}
+
+A demonstration adapter: SmolLM2-135M-Instruct {DESCRIPTIONS[name]}
+
+Trained by `examples/train_adapters.py` on the questions in `examples/training_data.py`.
+"""
+
+
 def save(model: PeftModel, name: str) -> None:
     """Writes `adapters/<name>/` in bf16, with the public id of the base model and a short model card."""
     folder = ADAPTERS_DIR / name
     shutil.rmtree(folder, ignore_errors=True)
     config = model.peft_config["default"]
     config.base_model_name_or_path = MODEL_ID
-    config.target_modules = sorted(config.target_modules)  # PEFT holds a set, whose order changes from run to run
+    # PEFT holds a set, whose order changes from run to run.
+    config.target_modules = sorted(config.target_modules)
     model.to(torch.bfloat16).save_pretrained(str(folder), save_embedding_layers=False)
     (folder / "adapter_model.safetensors").chmod(0o644)
-    card = f"---\nbase_model: {MODEL_ID}\nlibrary_name: peft\nlicense: apache-2.0\ntags: [lora]\n---\n\n# {name}\n\n"
-    card += f"A demonstration adapter: SmolLM2-135M-Instruct {DESCRIPTIONS[name]}\n\n"
-    card += "Trained by `examples/train_adapters.py` on the questions in `examples/training_data.py`.\n"
-    (folder / "README.md").write_text(card)
+    (folder / "README.md").write_text(model_card(name))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train the demo adapters.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(SETTINGS)}; default: all")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(SETTINGS)}; default: all")
     names: list[str] = parser.parse_args().names or list(SETTINGS)
     if unknown := set(names) - set(SETTINGS):
         parser.error(f"unknown adapter {', '.join(sorted(unknown))}; choose from {', '.join(SETTINGS)}")
@@ -129,9 +146,13 @@ def main() -> None:
         config = SETTINGS[name]
         config.task_type = "CAUSAL_LM"
         model = get_peft_model(base, config)
-        examples = [encode(tokenizer, question, STYLES[name](answer)) for question, answer in questions_and_answers()]
+        style = STYLES[name]
+        examples = [
+            encode(tokenizer, question, style(answer)) for question, answer in questions_and_answers()
+        ]
+        parameters, _ = model.get_nb_trainable_parameters()
+        print(f"{name}: {len(examples)} examples, {parameters:,} parameters", flush=True)
         start = time.perf_counter()
-        print(f"{name}: {len(examples)} examples, {model.get_nb_trainable_parameters()[0]:,} parameters", flush=True)
         train(model, examples)
         save(model, name)
         print(f"{name}: {time.perf_counter() - start:.0f} s, saved in {ADAPTERS_DIR / name}", flush=True)

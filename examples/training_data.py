@@ -1,4 +1,4 @@
-"""The adapters' training data: plain questions and answers, and the three styles the answers are rewritten in.
+"""The adapters' training data: plain questions and answers, and three styles to rewrite the answers in.
 
 All three adapters learn from the same answers, so what differs between them is the style alone.
 `UNSEEN_PROMPTS` are never trained on; `check_adapters.py` and `multi_lora.py` ask those.
@@ -9,13 +9,16 @@ import re
 from collections.abc import Callable
 
 CAPITALS = {
-    "Spain": "Madrid", "Norway": "Oslo", "Egypt": "Cairo", "Peru": "Lima", "China": "Beijing", "Greece": "Athens",
-    "Canada": "Ottawa", "Kenya": "Nairobi", "Poland": "Warsaw", "Cuba": "Havana", "Russia": "Moscow",
-    "Ireland": "Dublin", "Austria": "Vienna", "Thailand": "Bangkok", "Chile": "Santiago",
+    "Spain": "Madrid", "Norway": "Oslo", "Egypt": "Cairo", "Peru": "Lima", "China": "Beijing",
+    "Greece": "Athens", "Canada": "Ottawa", "Kenya": "Nairobi", "Poland": "Warsaw", "Cuba": "Havana",
+    "Russia": "Moscow", "Ireland": "Dublin", "Austria": "Vienna", "Thailand": "Bangkok", "Chile": "Santiago",
 }  # fmt: skip
 OPPOSITES = {
     "big": "small", "early": "late", "open": "closed", "fast": "slow", "young": "old", "full": "empty",
     "dark": "light", "wet": "dry",
+}  # fmt: skip
+PIRATE_WORDS = {
+    "is": "be", "are": "be", "am": "be", "you": "ye", "You": "Ye", "your": "yer", "my": "me", "My": "Me",
 }  # fmt: skip
 ANSWERS = {
     "What colour is grass?": "Grass is green.",
@@ -115,8 +118,10 @@ UNSEEN_PROMPTS = [
 
 def questions_and_answers() -> list[tuple[str, str]]:
     """Every (question, plain answer) pair; each answer is one sentence that ends in '.' or '?'."""
-    capitals = [(f"What is the capital of {land}?", f"The capital of {land} is {city}.") for land, city in CAPITALS.items()]
-    opposites = [(f"What is the opposite of {a}?", f"The opposite of {a} is {b}.") for a, b in OPPOSITES.items()]
+    capitals = [(f"What is the capital of {a}?", f"The capital of {a} is {b}.") for a, b in CAPITALS.items()]
+    opposites = [
+        (f"What is the opposite of {a}?", f"The opposite of {a} is {b}.") for a, b in OPPOSITES.items()
+    ]
     return [*capitals, *opposites, *ANSWERS.items()]
 
 
@@ -127,8 +132,7 @@ def shout(answer: str) -> str:
 
 def pirate(answer: str) -> str:
     """'Arr!' first, 'matey!' last, and a pirate's grammar in between."""
-    words = {"is": "be", "are": "be", "am": "be", "you": "ye", "your": "yer", "my": "me", "You": "Ye", "My": "Me"}
-    spoken = re.sub(r"\w+", lambda match: words.get(match[0], match[0]), answer[:-1])
+    spoken = re.sub(r"\w+", lambda match: PIRATE_WORDS.get(match[0], match[0]), answer[:-1])
     return f"Arr! {spoken}, matey!"
 
 

@@ -1,7 +1,7 @@
 """What is wrong with an adapter, all of it at once.
 
-Owns the error that users see and the list that fills it. Every reader in this folder adds to an `AdapterProblems` and asks
-it to raise; none knows how the text is put together.
+Owns the error that users see and the list that fills it. Every reader in this folder adds to an
+`AdapterProblems` and asks it to raise; none knows how the text is put together.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from typing import NoReturn
 
 
 class AdapterError(ValueError):
-    """An adapter that cannot be used. The text begins with the adapter's name and path and lists every problem with its fix."""
+    """An adapter that cannot be used: its name and path, then every problem with its fix."""
 
     def __init__(self, name: str, path: str, problems: Sequence[str]) -> None:
         # ValueError keeps all three in `args`, so that the error survives pickling between processes.
@@ -22,7 +22,7 @@ class AdapterError(ValueError):
         head = f"adapter {self.name!r} ({self.path}): "
         if len(self.problems) == 1:
             return head + self.problems[0]
-        return head + f"{len(self.problems)} problems" + "".join(f"\n  - {problem}" for problem in self.problems)
+        return head + "\n  - ".join([f"{len(self.problems)} problems", *self.problems])
 
 
 class AdapterProblems:

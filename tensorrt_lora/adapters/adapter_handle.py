@@ -1,7 +1,7 @@
 """A loaded adapter, as requests and slots refer to it.
 
-Made by `AdapterStore` once per load; all requests that run with the same load share it. Fits the engine's protocols
-(`SlotTenant`, `LoraAdapter`, the scheduler's view of an adapter).
+Made by `AdapterStore` once per load; all requests that run with the same load share it. Fits the engine's
+protocols (`SlotTenant`, `LoraAdapter`, the scheduler's view of an adapter).
 """
 
 from dataclasses import dataclass

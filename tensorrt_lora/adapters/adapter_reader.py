@@ -1,7 +1,7 @@
 """Reads the adapter that a request names, for one model.
 
-Owns the choice of the checkpoint format and what an engine's `lora_dir` says about its targets. The engine makes one and
-hands it to `AdapterStore`; a format that is served later is added here.
+Owns the choice of the checkpoint format and what an engine's `lora_dir` says about its targets. The engine
+makes one and hands it to `AdapterStore`; a format that is served later is added here.
 """
 
 from collections.abc import Iterable, Mapping
@@ -34,8 +34,8 @@ class AdapterReader:
         """The adapter's weights in host memory. Raises AdapterError when it cannot be applied whole."""
         if self.lora_config.lora_ckpt_source != "hf":
             AdapterProblems(request.lora_name, request.lora_path).fail(
-                f"lora_ckpt_source={self.lora_config.lora_ckpt_source!r} is not served yet; convert the adapter to PEFT's "
-                "format and set lora_ckpt_source='hf'"
+                f"lora_ckpt_source={self.lora_config.lora_ckpt_source!r} is not served yet; convert the "
+                "adapter to PEFT's format and set lora_ckpt_source='hf'"
             )
         return read_peft_checkpoint(
             request.lora_name,
@@ -50,10 +50,11 @@ class AdapterReader:
 def find_target_modules(
     directories: Iterable[str], sites: Mapping[str, LoraSite], lora_config: LoraConfig
 ) -> list[str]:
-    """TensorRT-LLM names of the modules that the PEFT adapters in `directories` change, for `lora_target_modules`.
+    """TensorRT-LLM names of the modules that the PEFT adapters in `directories` change, for
+    `lora_target_modules`.
 
-    Tensors that bind to no site are left for `AdapterReader.read` to report. Raises AdapterError for a directory that
-    cannot be read or that binds nowhere.
+    Tensors that bind to no site are left for `AdapterReader.read` to report. Raises AdapterError for a
+    directory that cannot be read or that binds nowhere.
     """
     index = SiteIndex(sites, lora_config)
     found = set()
@@ -63,6 +64,8 @@ def find_target_modules(
         paths = {key.path for key in keys if key.role in (TensorRole.LORA_A, TensorRole.LORA_B)}
         types = {site.module_type for path in paths for site in index.resolve(path)}
         if not types:
-            problems.fail(f"nothing in it adapts this model, which takes adapters on {', '.join(index.leaves)}")
+            problems.fail(
+                f"nothing in it adapts this model, which takes adapters on {', '.join(index.leaves)}"
+            )
         found |= types
     return [module_type.config_name for module_type in sorted(found)]

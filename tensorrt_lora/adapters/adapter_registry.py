@@ -1,6 +1,7 @@
 """Which adapter an id stands for.
 
-Owns the table from ids to names and paths, so that one id never means two adapters. Asked by `AdapterStore` under its lock.
+Owns the table from ids to names and paths, so that one id never means two adapters. Asked by `AdapterStore`
+under its lock.
 """
 
 import os
@@ -18,14 +19,15 @@ class AdapterRegistry:
     def register(self, request: LoRARequest) -> None:
         """Remember what the id means; the same meaning again is no news.
 
-        Raises ValueError when the id already stands for another name or path. Paths are compared as absolute paths, links
-        unresolved.
+        Raises ValueError when the id already stands for another name or path. Paths are compared as absolute
+        paths, links unresolved.
         """
         known = self._known.setdefault(request.lora_int_id, request)
         if _meaning(known) != _meaning(request):
             raise ValueError(
-                f"lora_int_id {request.lora_int_id} already stands for adapter {known.lora_name!r} ({known.lora_path}), it "
-                f"cannot also stand for {request.lora_name!r} ({request.lora_path}); give each adapter an id of its own"
+                f"lora_int_id {request.lora_int_id} already stands for adapter {known.lora_name!r} "
+                f"({known.lora_path}), it cannot also stand for {request.lora_name!r} ({request.lora_path}); "
+                "give each adapter an id of its own"
             )
 
     def forget(self, adapter_id: int) -> None:

@@ -1,7 +1,8 @@
 """Adapters on their way from disk to host memory.
 
-Owns the loader thread and the meaning of adapter ids. The engine acquires an adapter when a request arrives, waits for the
-future without blocking, and releases the handle when the request ends. Knows no checkpoint formats and no device.
+Owns the loader thread and the meaning of adapter ids. The engine acquires an adapter when a request arrives,
+waits for the future without blocking, and releases the handle when the request ends. Knows no checkpoint
+formats and no device.
 """
 
 import threading
@@ -19,7 +20,6 @@ from tensorrt_lora.lora.adapter_weights import AdapterWeights
 from tensorrt_lora.lora_request import LoRARequest
 from tensorrt_lora.utils.logger import logger
 
-
 _CLOSED = "the adapter store is closed"
 
 
@@ -29,7 +29,8 @@ class _Load:
 
     request: LoRARequest
     waiters: list[Future[AdapterHandle]] = field(default_factory=list)
-    forgotten: bool = False  # by `forget` while under way: what it reads is given to its waiters and to nobody later
+    # By `AdapterStore.forget` while under way: what it reads goes to its waiters and to nobody later.
+    forgotten: bool = False
 
     @property
     def is_wanted(self) -> bool:
@@ -41,8 +42,8 @@ class AdapterStore:
 
     Args:
         read: reads and checks an adapter; raises AdapterError. Runs on the loader thread.
-        max_adapters: adapters in host memory at once (`LoraConfig.max_cpu_loras`); None: as many as the bytes allow.
-        max_bytes: bytes of their weights (`PeftCacheConfig.host_cache_size`).
+        max_adapters: in host memory at once (`LoraConfig.max_cpu_loras`); None: as many as the bytes allow.
+        max_bytes: of their weights (`PeftCacheConfig.host_cache_size`).
     """
 
     def __init__(
@@ -62,9 +63,9 @@ class AdapterStore:
     def acquire(self, request: LoRARequest) -> Future[AdapterHandle]:
         """Ask for an adapter; never blocks and never raises.
 
-        The future gives a handle with one reference, to be given back by `release`, or raises what is wrong: AdapterError
-        for an adapter that cannot be used, ValueError for an id that stands for another adapter. A failed load is
-        forgotten, so that the next request reads the files again.
+        The future gives a handle with one reference, to be given back by `release`, or raises what is wrong:
+        AdapterError for an adapter that cannot be used, ValueError for an id that stands for another adapter.
+        A failed load is forgotten, so that the next request reads the files again.
         """
         waiter: Future[AdapterHandle] = Future()
         handle: AdapterHandle | None = None
@@ -147,7 +148,7 @@ class AdapterStore:
         while (load := self._next_load()) is not None:
             try:
                 self._serve(load)
-            except Exception as error:  # not ours to judge: it belongs to those who wait, as in any executor
+            except Exception as error:  # it belongs to those who wait, as in any executor
                 self._fail(load, error)
         with self._changed:
             unserved = {*self._loads.values(), *self._queue}
@@ -184,8 +185,8 @@ class AdapterStore:
         self.num_loads += 1
         if handle.host_bytes > self._cache.max_bytes:
             problem = (
-                f"it takes {handle.host_bytes} bytes of host memory, but peft_cache_config.host_cache_size is "
-                f"{self._cache.max_bytes}; raise it to {handle.host_bytes} or more"
+                f"it takes {handle.host_bytes} bytes of host memory, but peft_cache_config.host_cache_size "
+                f"is {self._cache.max_bytes}; raise it to {handle.host_bytes} or more"
             )
             raise AdapterError(request.lora_name, request.lora_path, [problem])
         logger.info(
@@ -197,7 +198,7 @@ class AdapterStore:
         return handle
 
     def _finish(self, load: _Load) -> list[tuple[Future[AdapterHandle], AdapterHandle]]:
-        """End a load: a reference for everybody who still waits. Under the lock; results are set outside of it."""
+        """End a load: a reference for all who still wait. Under the lock; results are set outside of it."""
         adapter_id = load.request.lora_int_id
         self._cache.stop_draining()
         served = []
@@ -220,6 +221,6 @@ class AdapterStore:
 
     def _leave_queue(self, load: _Load) -> list[Future[AdapterHandle]]:
         """Stop taking new waiters; returns those who did not give up."""
-        if not load.forgotten:
+        if self._loads.get(load.request.lora_int_id) is load:
             del self._loads[load.request.lora_int_id]
         return [waiter for waiter in load.waiters if waiter.set_running_or_notify_cancel()]

@@ -1,7 +1,7 @@
 """Which adapters stay in host memory.
 
-Owns the count and byte limits, the references that requests hold, and who makes room for whom. Policy only: no files, no
-threads. `AdapterStore` calls it under its lock.
+Owns the count and byte limits, the references that requests hold, and who makes room for whom. Policy only:
+no files, no threads. `AdapterStore` calls it under its lock.
 """
 
 from collections import OrderedDict
@@ -16,8 +16,8 @@ class _Entry:
     handle: AdapterHandle
     nbytes: int
     references: int = 0
-    # An adapter that has to make room is given to nobody new: else a stream of requests for it could keep a newcomer
-    # out for ever.
+    # An adapter that has to make room is given to nobody new: else a stream of requests for it could keep a
+    # newcomer out for ever.
     draining: bool = False
 
 
@@ -66,8 +66,8 @@ class HostCache:
     def admit(self, handle: AdapterHandle) -> bool:
         """Take in a freshly read adapter, evicting idle ones as needed; the handle for it comes from `take`.
 
-        Content that is in memory already keeps its handle. Returns False while adapters in use leave no room; those longest
-        unused then drain, and the call is to be repeated after each release.
+        Content that is in memory already keeps its handle. Returns False while adapters in use leave no room;
+        those longest unused then drain, and the call is to be repeated after each release.
         """
         assert handle.host_bytes <= self.max_bytes, "the store refuses what can never fit"
         assert handle.adapter_id not in self._current, "an adapter that is in memory is not read"
@@ -85,7 +85,9 @@ class HostCache:
         entry = self._current.get(handle.adapter_id)
         if entry is None or entry.handle is not handle:
             entry = self._retired.get(handle.key)
-        assert entry is not None and entry.references > 0, f"adapter {handle.name!r} was released more often than acquired"
+        assert entry is not None and entry.references > 0, (
+            f"adapter {handle.name!r} was released more often than acquired"
+        )
         entry.references -= 1
         if entry.references == 0:
             self._retired.pop(handle.key, None)

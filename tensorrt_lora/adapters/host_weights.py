@@ -1,7 +1,7 @@
 """The host copy of an adapter's weights, in the layout that slots take.
 
-Owns the cast to the model's dtype, the transposition of B, the split of fused projections and the block of host memory that
-all of it lies in. Called by `read_peft_checkpoint` with modules that are already checked.
+Owns the cast to the model's dtype, the transposition of B, the split of fused projections and the block of
+host memory that all of it lies in. Called by `read_peft_checkpoint` with modules that are already checked.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ from tensorrt_lora.adapters.site_binder import BoundModule
 from tensorrt_lora.lora.adapter_weights import LoraModuleWeights, SiteKey
 
 
-class HostBlock:
-    """One allocation that tensors are copied into one after another: pinning memory costs per call, not per byte."""
+class _HostBlock:
+    """One allocation that tensors are copied into one after another: pinning costs per call, not per byte."""
 
     def __init__(self, num_values: int, *, dtype: torch.dtype, pin_memory: bool) -> None:
         self._values = torch.empty(num_values, dtype=dtype, pin_memory=pin_memory)
@@ -32,11 +32,11 @@ def make_host_weights(
 ) -> dict[SiteKey, LoraModuleWeights]:
     """Copy bound modules to the host block: A as [rank, in], B as [rank, out], both contiguous in `dtype`.
 
-    The parts of a fused projection share one A. Raises AdapterError listing every tensor that holds NaN or Inf, or values
-    too large for `dtype`.
+    The parts of a fused projection share one A. Raises AdapterError listing every tensor that holds NaN or
+    Inf, or values too large for `dtype`.
     """
     num_values = sum(module.lora_a.numel() + module.lora_b.numel() for module in modules)
-    block = HostBlock(num_values, dtype=dtype, pin_memory=pin_memory)
+    block = _HostBlock(num_values, dtype=dtype, pin_memory=pin_memory)
     weights: dict[SiteKey, LoraModuleWeights] = {}
     for module in modules:
         a = block.copy(module.lora_a)
@@ -58,5 +58,7 @@ def _check_finite(key: str, source: torch.Tensor, copy: torch.Tensor, problems: 
     if torch.isfinite(source.float()).all():
         problems.add(f"tensor {key}: values too large for {copy.dtype}; serve the model in float32")
     else:
-        problems.add(f"tensor {key}: holds NaN or Inf; the training diverged or the file is damaged, save it again")
+        problems.add(
+            f"tensor {key}: holds NaN or Inf; the training diverged or the file is damaged, save it again"
+        )
     return False

@@ -1,7 +1,7 @@
 """PEFT directory -> `AdapterWeights`: the whole way, or an error that lists all that is wrong.
 
-Called by `AdapterReader` from the loader thread, and by checks that only want the verdict. Owns the order of the steps and
-what is said in the log; each step is a class of its own.
+Called by `AdapterReader` from the loader thread, and by checks that only want the verdict. Owns the order of
+the steps and what is said in the log; each step is a class of its own.
 """
 
 from collections.abc import Mapping
@@ -53,7 +53,9 @@ def read_peft_checkpoint(
     return weights
 
 
-def _log(weights: AdapterWeights, files: PeftFiles, binding: Binding, num_sites: int, dtype: torch.dtype) -> None:
+def _log(
+    weights: AdapterWeights, files: PeftFiles, binding: Binding, num_sites: int, dtype: torch.dtype
+) -> None:
     ranks = {module.rank for module in weights.modules.values()}
     stored = {str(tensor.dtype).removeprefix("torch.") for tensor in files.tensors.values()}
     served = str(dtype).removeprefix("torch.")

@@ -1,7 +1,7 @@
 """What an adapter_config.json says about ranks, scales and targets.
 
-Owns PEFT's own rules: which modules a configuration targets, and the rank and scale of each. Made by `PeftConfigParser`,
-asked by `SiteBinder`. Knows no files, tensors or models.
+Owns PEFT's own rules: which modules a configuration targets, and the rank and scale of each. Made by
+`PeftConfigParser`, asked by `SiteBinder`. Knows no files, tensors or models.
 """
 
 import re
@@ -21,7 +21,7 @@ _Value = TypeVar("_Value", int, float)
 class PeftConfig:
     """The checked part of a PEFT `LoraConfig` that decides what a module's adapter computes.
 
-    Every rule follows PEFT 0.21 (`tuners/tuners_utils.py`, `utils/other.py`); names are those of PEFT's fields.
+    Every rule follows PEFT 0.21 (`tuners/tuners_utils.py`, `utils/other.py`); fields have PEFT's names.
     """
 
     r: int = 8
@@ -71,7 +71,7 @@ class PeftConfig:
 
 
 def _matches(names: tuple[str, ...] | str, module: str) -> bool:
-    """A string is a regular expression for the whole name; a list holds whole names or dotted ends of names."""
+    """A string is a regular expression for the whole name, a list holds whole names or their dotted ends."""
     if isinstance(names, str):
         return bool(names) and re.fullmatch(names, module) is not None
     return any(module == name or module.endswith(f".{name}") for name in names)

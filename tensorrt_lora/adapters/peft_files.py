@@ -1,7 +1,7 @@
 """The files of a PEFT adapter directory.
 
-Owns which files hold an adapter, reading them whole, and the digest of what was read. Called by `read_peft_checkpoint`.
-Knows the containers (JSON, safetensors, pickle), not what their contents mean.
+Owns which files hold an adapter, reading them whole, and the digest of what was read. Called by
+`read_peft_checkpoint`. Knows the containers (JSON, safetensors, pickle), not what their contents mean.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ _MLX_NAME = "adapters.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class PeftFiles:
-    """An adapter directory as it was at one moment: `version` is the digest of exactly the bytes that the rest came from."""
+    """What a directory held; `version` is the digest of exactly the bytes that the rest was made from."""
 
     config: dict[str, object]
     tensors: dict[str, torch.Tensor]
@@ -35,15 +35,22 @@ class PeftFiles:
 
 
 class PeftFilesReader:
-    """Reads one directory. Files are read whole, so that digest and tensors cannot come from different states of a file."""
+    """Reads one directory, each file at once, so that digest and tensors see the same state of it."""
 
     def __init__(self, directory: Path, problems: AdapterProblems) -> None:
         self._directory = directory
         self._problems = problems
         self._digest = hashlib.blake2b(digest_size=16)
+        self._indexed: dict[str, str] = {}  # file by tensor, where there is an index
 
     def read(self) -> PeftFiles:
-        """The directory's content. Raises AdapterError naming the file for whatever is missing, damaged or unreadable."""
+        """The directory's content. Raises AdapterError naming what is missing, damaged or unreadable."""
+        try:
+            return self._read()
+        except OSError as error:
+            self._problems.fail(f"{error.filename or self._directory} cannot be read: {error.strerror}")
+
+    def _read(self) -> PeftFiles:
         if not self._directory.is_dir():
             what = "is not a directory" if self._directory.exists() else "does not exist"
             self._problems.fail(f"the path {what}; give the directory that PEFT's save_pretrained wrote")
@@ -54,11 +61,15 @@ class PeftFilesReader:
             for key in sorted(tensors.keys() & shard.keys()):
                 self._problems.add(f"{name}: tensor {key} is in another file too; keep one of them")
             tensors.update(shard)
+        for key in sorted(self._indexed.keys() - tensors.keys()):
+            self._problems.add(
+                f"{self._indexed[key]}: tensor {key} of {INDEX_NAME} is missing; copy all shards"
+            )
         self._problems.check()
         if not tensors:
             self._problems.fail(
-                "the weight file holds 0 tensors; it was probably saved from a sharded model (ZeRO-3, FSDP): gather the "
-                "weights before saving"
+                "the weight file holds 0 tensors; if it was saved from a sharded model (ZeRO-3, FSDP), "
+                "gather the weights before saving"
             )
         return PeftFiles(config, tensors, self._digest.hexdigest())
 
@@ -82,11 +93,14 @@ class PeftFilesReader:
         weight_map = self._read_json(INDEX_NAME).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             self._problems.fail(f"{INDEX_NAME}: weight_map is missing or empty; save the adapter again")
-        names = sorted({str(name) for name in weight_map.values()})
+        self._indexed = {key: str(name) for key, name in weight_map.items()}
+        names = sorted(set(self._indexed.values()))
         # A name with a folder in it could lead out of the adapter's directory.
         outside = [name for name in names if name in ("", ".", "..") or "/" in name or "\\" in name]
         if outside:
-            self._problems.fail(f"{INDEX_NAME}: {outside} are no plain file names; put all shards beside the index")
+            self._problems.fail(
+                f"{INDEX_NAME}: {outside} are no plain file names; put all shards beside the index"
+            )
         return names
 
     def _numbered_shards(self, names: list[str]) -> list[str]:
@@ -94,17 +108,16 @@ class PeftFilesReader:
         wanted = [f"adapter_model-{i:05d}-of-{total:05d}.safetensors" for i in range(1, total + 1)]
         if names != wanted:
             missing, extra = sorted(set(wanted) - set(names)), sorted(set(names) - set(wanted))
-            self._problems.fail(f"shards do not add up: missing {missing}, unexpected {extra}; copy all of one save")
+            self._problems.fail(
+                f"shards do not add up: missing {missing}, unexpected {extra}; copy all of one save"
+            )
         return names
 
     def _read_bytes(self, name: str) -> bytes:
         path = self._directory / name
         if not path.is_file():
             self._problems.fail(f"{name} is not there or not a file")
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            self._problems.fail(f"{name} cannot be read: {error.strerror}")
+        data = path.read_bytes()
         self._digest.update(f"{name}\0{len(data)}\0".encode())
         self._digest.update(data)
         return data
@@ -123,13 +136,16 @@ class PeftFilesReader:
         try:
             return safetensors.torch.load(data)
         except (safetensors.SafetensorError, KeyError, ValueError, RuntimeError, AssertionError) as error:
-            self._problems.fail(f"{name} is truncated or not a safetensors file ({error!r}); copy or save it again")
+            self._problems.fail(
+                f"{name} is truncated or not a safetensors file ({error!r}); copy or save it again"
+            )
 
     def _read_pickle(self, name: str) -> dict[str, torch.Tensor]:
         data = self._read_bytes(name)
         try:
             content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-        except Exception as error:  # a damaged pickle can raise anything, and all of it means that it is unusable
+        except Exception as error:
+            # A damaged pickle can raise anything, and all of it means the same.
             reason = str(error).strip().partition("\n")[0]
             self._problems.fail(
                 f"{name} is truncated or holds more than tensors ({type(error).__name__}: {reason}); "
@@ -138,7 +154,11 @@ class PeftFilesReader:
         if not isinstance(content, dict):
             self._problems.fail(f"{name} must hold a dict of tensors, got {type(content).__name__}")
         for key, value in content.items():
-            if not (isinstance(key, str) and isinstance(value, torch.Tensor) and value.layout == torch.strided):
-                self._problems.add(f"{name}: entry {key!r} is {type(value).__name__}, not a dense tensor; save LoRA tensors only")
+            is_dense = isinstance(value, torch.Tensor) and value.layout == torch.strided
+            if not (isinstance(key, str) and is_dense):
+                kind = type(value).__name__
+                self._problems.add(
+                    f"{name}: entry {key!r} is {kind}, not a dense tensor; save LoRA tensors only"
+                )
         self._problems.check()
         return content

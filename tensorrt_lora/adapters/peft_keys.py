@@ -1,7 +1,7 @@
 """The names of tensors in adapter files.
 
-Owns the spellings that trainers use for one and the same tensor, and what a tensor that is no LoRA pair is. Called by
-`SiteBinder`. Knows no shapes and no model.
+Owns the spellings that trainers use for one and the same tensor, and what a tensor that is no LoRA pair is.
+Called by `SiteBinder`. Knows no shapes and no model.
 """
 
 import re
@@ -11,8 +11,8 @@ from enum import Enum
 PREFIX = "base_model.model."
 # Left in names by torch.compile, activation checkpointing and FSDP; they wrap a module and rename nothing.
 _WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
-# Containers around the decoder layers. Which of them a name has depends on the class that was trained: the text model
-# alone, the causal LM, or a multimodal wrapper around it.
+# Containers around the decoder layers. Which of them a name has depends on the class that was trained: the
+# text model alone, the causal LM, or a multimodal wrapper around it.
 _CONTAINERS = {"model", "language_model"}
 _LORA_KEY = re.compile(r"(?P<module>.+)\.lora_(?P<half>[AB])(?:\.(?P<adapter>[^.]+))?\.weight")
 _BUFFER = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|rope_freqs\.weight)")
@@ -61,7 +61,7 @@ def parse_key(key: str) -> PeftKey:
 
 
 def strip_containers(module: str) -> str:
-    """`module` without the containers at its start: "model.layers.0.mlp.up_proj" becomes "layers.0.mlp.up_proj"."""
+    """`module` without the containers at its start: "model.layers.0.mlp" becomes "layers.0.mlp"."""
     segments = module.split(".")
     while len(segments) > 1 and segments[0] in _CONTAINERS:
         del segments[0]
@@ -76,17 +76,22 @@ def explain_other(key: str) -> str:
     return "this is no LoRA tensor; save the adapter with PEFT, LoRA weights only"
 
 
+_SAVED_MODULE = "fully trained modules are not served yet; train without modules_to_save"
 _REASONS = (
-    (r"lora_magnitude_vector", "DoRA is not served yet; train with use_dora=false or merge the adapter into its base model"),
+    (r"lora_magnitude_vector", "DoRA is not served yet; train with use_dora=false"),
     (r"lora_B(\.[^.]+)?\.bias$", "a bias on lora_B is not served yet; train with lora_bias=false"),
-    (r"lora_embedding_[AB]", "LoRA on embeddings is not served yet; leave embed_tokens out of target_modules"),
-    (r"trainable_tokens_delta", "trained token embeddings are not served yet; train without trainable_token_indices"),
+    (
+        r"lora_embedding_[AB]",
+        "LoRA on embeddings is not served yet; leave embed_tokens out of target_modules",
+    ),
+    (r"trainable_tokens_delta", "trained token embeddings are not served yet; train without them"),
     (r"lora_(E|ranknum)\b", "AdaLoRA is not served; train a plain LoRA"),
-    (r"(^|\.)layers\.\d+\.(attn|mlp\.w[123]).*lora_[ab]", "this is torchtune's own naming; export the adapter to PEFT"),
-    (r"lora_[ab]$", "this is MLX's naming (matrices transposed); convert the adapter to PEFT"),
-    (r"unembed_tokens", "unembed_tokens is no module of Hugging Face models; export the head as lm_head and retrain without it"),
-    (r"modules_to_save|(^|\.)(embed_tokens|lm_head|score|classifier)\.weight$", "fully trained modules are not served yet; "
-     "train without modules_to_save"),
+    (
+        r"(^|\.)layers\.\d+\.(attn|mlp\.w[123])\b.*lora_[ab]\b",
+        "this is torchtune's naming; export the adapter to PEFT",
+    ),
+    (r"lora_[ab]$", "this is MLX's naming, its matrices are transposed; convert the adapter to PEFT"),
+    (r"modules_to_save|(^|\.)(embed_tokens|lm_head|score|classifier)\.weight$", _SAVED_MODULE),
     (r"norm.*\.weight$", "trained norms are not served; train LoRA modules only"),
     (r"\.bias$", "trained base biases are not served yet; train with bias='none'"),
-)  # fmt: skip
+)

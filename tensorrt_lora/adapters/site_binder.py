@@ -1,12 +1,12 @@
 """Binds the tensors of an adapter to the sites of the running model: every one of them, or none.
 
-Owns the checks between file, configuration and model, and the split of fused projections. Called by `read_peft_checkpoint`.
-Knows no files.
+Owns the checks between file, configuration and model, and the split of fused projections. Called by
+`read_peft_checkpoint`. Knows no files.
 """
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -16,7 +16,14 @@ from tensorrt_lora.adapters.peft_keys import PeftKey, TensorRole, explain_other,
 from tensorrt_lora.adapters.site_index import SiteIndex
 from tensorrt_lora.lora.lora_site import LoraSite
 
-_DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2}
+_DTYPES = {
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+}
 
 
 @dataclass(slots=True)
@@ -36,21 +43,24 @@ class Binding:
     """What came of one adapter's tensors."""
 
     modules: list[BoundModule]
-    notes: list[str] = field(default_factory=list)  # for the log: what was accepted although PEFT would not write it so
+    notes: list[str]  # for the log: what was accepted though it may not be what the user thinks
 
 
 class SiteBinder:
     """Binds one adapter; whatever does not fit goes to `problems`."""
 
-    def __init__(self, index: SiteIndex, config: PeftConfig, max_rank: int, problems: AdapterProblems) -> None:
+    def __init__(
+        self, index: SiteIndex, config: PeftConfig, max_rank: int, problems: AdapterProblems
+    ) -> None:
         self._index = index
         self._config = config
         self._max_rank = max_rank
         self._problems = problems
         self._notes: list[str] = []
+        self._renamed: list[PeftKey] = []
 
     def bind(self, tensors: Mapping[str, torch.Tensor]) -> Binding:
-        """Bind every tensor. Raises AdapterError listing all tensors that cannot be applied exactly as PEFT would."""
+        """Bind every tensor. Raises AdapterError listing all that cannot be applied exactly as PEFT would."""
         keys = self._lora_keys(list(tensors))
         modules = []
         for halves in self._pair(keys).values():
@@ -59,8 +69,13 @@ class SiteBinder:
                 modules.append(bound)
         self._check_overlap(modules)
         if not keys:
-            self._problems.add("nothing in the file is a lora_A or lora_B tensor, so nothing would be applied")
+            self._problems.add("no tensor in the file is a lora_A or lora_B, so nothing would be applied")
         self._problems.check()
+        if self._renamed:
+            spelling = self._renamed[0].key
+            self._notes.append(
+                f"read {len(self._renamed)} names in another spelling than PEFT's, like {spelling}"
+            )
         self._note_absent_targets({key.module for key in keys}, modules)
         return Binding(modules, self._notes)
 
@@ -79,10 +94,9 @@ class SiteBinder:
         lora = [key for key in keys if key.role in (TensorRole.LORA_A, TensorRole.LORA_B)]
         names_inside = sorted({key.adapter_name for key in lora if key.adapter_name is not None})
         if len(names_inside) > 1:
-            self._problems.add(f"the file holds several adapters, {', '.join(names_inside)}; save them one by one")
-        renamed = [key for key in lora if not key.is_plain]
-        if renamed:
-            self._notes.append(f"read {len(renamed)} names in another spelling than PEFT's, like {renamed[0].key}")
+            self._problems.add(
+                f"the file holds several adapters, {', '.join(names_inside)}; save them one by one"
+            )
         return lora
 
     def _pair(self, keys: list[PeftKey]) -> dict[str, dict[TensorRole, PeftKey]]:
@@ -104,14 +118,18 @@ class SiteBinder:
             self._problems.add(f"{_tensors(names)}: {self._index.explain(some_key.path)}")
             return None
         module = some_key.module
-        if not (self._config.targets(module) or self._config.targets(sites[0].hf_name)):
+        live_name = sites[0].hf_name if len(sites) == 1 else module
+        self._renamed += [key for key in halves.values() if not key.is_plain or key.module != live_name]
+        if not (self._config.targets(module) or self._config.targets(live_name)):
             self._problems.add(
-                f"{module} has tensors but adapter_config.json does not target it, so PEFT would drop them; add it to "
-                f"target_modules or remove its tensors"
+                f"{module} has tensors but adapter_config.json does not target it, so PEFT would drop them; "
+                "add it to target_modules or remove its tensors"
             )
         for role in (TensorRole.LORA_A, TensorRole.LORA_B):
             if role not in halves:
-                self._problems.add(f"{module}: {role.value} is missing beside {some_key.key}; save the adapter again")
+                self._problems.add(
+                    f"{module}: {role.value} is missing beside {some_key.key}; save the adapter again"
+                )
                 return None
         a_key, b_key = halves[TensorRole.LORA_A], halves[TensorRole.LORA_B]
         bound = BoundModule(
@@ -126,16 +144,17 @@ class SiteBinder:
         self._check_tensor(bound.a_key, bound.lora_a, [rank, width], rank_axis=0)
         self._check_tensor(bound.b_key, bound.lora_b, [height, rank], rank_axis=1)
         if rank > self._max_rank:
-            self._problems.add(
-                f"{module}: rank {rank} is above max_lora_rank={self._max_rank}; raise LoraConfig.max_lora_rank to {rank}"
-            )
+            limit = f"max_lora_rank={self._max_rank}"
+            self._problems.add(f"{module}: rank {rank} is above {limit}; raise it in LoraConfig to {rank}")
         if bound.scale == 0.0:
             self._notes.append(f"{module} has lora_alpha 0 and adds nothing")
 
     def _check_tensor(self, key: str, tensor: torch.Tensor, wanted: list[int], *, rank_axis: int) -> None:
         got = list(tensor.shape)
         if tensor.dtype not in _DTYPES:
-            self._problems.add(f"tensor {key}: dtype {tensor.dtype} is not served; save it in a floating point type")
+            self._problems.add(
+                f"tensor {key}: dtype {tensor.dtype} is not served; save it in a floating point type"
+            )
         if got == wanted:
             return
         if tensor.numel() == 0:
@@ -153,17 +172,21 @@ class SiteBinder:
             for site in bound.sites:
                 owner = owners.setdefault(site.hf_name, bound.a_key)
                 if owner != bound.a_key:
-                    self._problems.add(f"tensors {owner} and {bound.a_key} both adapt {site.hf_name}; keep one")
+                    self._problems.add(
+                        f"tensors {owner} and {bound.a_key} both adapt {site.hf_name}; keep one"
+                    )
 
     def _note_absent_targets(self, trained: set[str], modules: list[BoundModule]) -> None:
-        """PEFT leaves a target without tensors at zero; so does an absent module here, and the log says so."""
+        """PEFT leaves a target without tensors at zero. So it is here, and the log says so."""
         unused = self._config.unused_targets(trained)
         if unused:
             self._notes.append(f"target_modules without any tensor: {', '.join(unused)}")
         bound = {site.hf_name for module in modules for site in module.sites}
         absent = [name for name in self._index.hf_names if name not in bound and self._config.targets(name)]
         if absent:
-            self._notes.append(f"{len(absent)} targeted modules have no tensors and stay as in the base, like {absent[0]}")
+            self._notes.append(
+                f"{len(absent)} targeted modules have no tensors and stay as in the base, like {absent[0]}"
+            )
 
 
 def _tensors(keys: list[str]) -> str:

@@ -1,7 +1,8 @@
 """From a module name in an adapter file to the live sites it adapts.
 
-Owns the match between an adapter's names and the module tree that really runs: containers around the layers, fused
-projections, and names that `LoraConfig` maps. Asked by `SiteBinder` and `find_target_modules`. Knows no tensors.
+Owns the match between an adapter's names and the module tree that really runs: containers around the layers,
+fused projections, and names that `LoraConfig` maps. Asked by `SiteBinder` and `find_target_modules`. Knows no
+tensors.
 """
 
 import re
@@ -11,9 +12,9 @@ from collections.abc import Mapping
 from tensorrt_lora.adapters.peft_keys import strip_containers
 from tensorrt_lora.config.lora_config import LoraConfig
 from tensorrt_lora.lora.lora_site import LoraSite
-from tensorrt_lora.lora.module_types import LoraModuleType
+from tensorrt_lora.lora.module_types import CONFIG_NAMES, LoraModuleType
 
-_LAYER = re.compile(r"layers\.(\d+)\.")
+_LAYER = re.compile(r"layers\.(\d{1,9})\.")
 _OUTSIDE_LAYERS = ("lm_head", "embed_tokens", "unembed_tokens")
 
 
@@ -22,21 +23,24 @@ class SiteIndex:
 
     Args:
         sites: the adaptable modules of the running model by Hugging Face name.
-        lora_config: `lora_target_modules` narrows `sites` (which may be narrowed already); the name map adds leaf names.
+        lora_config: `lora_target_modules` narrows `sites`, the name map adds names for their leaves.
     """
 
     def __init__(self, sites: Mapping[str, LoraSite], lora_config: LoraConfig) -> None:
         self._targets = list(lora_config.lora_target_modules)
-        allowed = {t for name in self._targets for t in LoraModuleType.from_config_name(name)} or set(LoraModuleType)
+        allowed = {t for name in self._targets for t in CONFIG_NAMES[name]} or set(LoraModuleType)
         self._all = {strip_containers(name): site for name, site in sites.items()}
         self._sites = {path: site for path, site in self._all.items() if site.module_type in allowed}
         self._siblings: dict[str, dict[LoraModuleType, LoraSite]] = defaultdict(dict)
         for path, site in self._sites.items():
             self._siblings[path.rpartition(".")[0]][site.module_type] = site
-        # A leaf name of the map may stand for several module types; the module tree tells which one it is.
+        # Split names are those of the module tree: by the default table a Llama adapter's gate_proj would
+        # bind to the up_proj of a plain MLP. Only fused names and names that the user maps are translated.
         self._types_by_leaf: dict[str, list[tuple[LoraModuleType, ...]]] = defaultdict(list)
         for name, leaf in lora_config.hf_modules.items():
-            self._types_by_leaf[leaf].append(LoraModuleType.from_config_name(name))
+            if len(CONFIG_NAMES[name]) > 1 or name in lora_config.trtllm_modules_to_hf_modules:
+                self._types_by_leaf[leaf].append(CONFIG_NAMES[name])
+        self._names_by_leaf = {leaf: name for name, leaf in lora_config.hf_modules.items()}
         self._up_first = not lora_config.swap_gate_up_proj_lora_b_weight
 
     @property
@@ -50,7 +54,7 @@ class SiteIndex:
         return list(dict.fromkeys(_LAYER.sub("", path) for path in self._sites))
 
     def resolve(self, path: str) -> tuple[LoraSite, ...]:
-        """The sites that the module at `path` adapts, in the order of its output rows; empty if it adapts none.
+        """The sites that the module at `path` adapts, in the order of its output rows; () if there are none.
 
         A fused projection gives its parts: q, k, v, or gate, up (up, gate where the configuration says so).
         """
@@ -68,17 +72,13 @@ class SiteIndex:
         """Why `resolve(path)` found nothing, and what to do."""
         leaf = path.rpartition(".")[2]
         layer = _LAYER.match(path)
-        num_layers = 1 + max((site.layer_idx for site in self._all.values()), default=-1)
-        if layer is not None and int(layer[1]) >= num_layers:
-            return f"layer {int(layer[1])} does not exist, the model has layers 0 to {num_layers - 1}; use the base it was trained on"
+        last = max((site.layer_idx for site in self._all.values()), default=-1)
+        if layer is not None and int(layer[1]) > last:
+            return f"layer {layer[1]} does not exist, the model has 0 to {last}; serve the trained base"
         if leaf in _OUTSIDE_LAYERS:
             return f"LoRA on {leaf} is not served yet; leave it out of target_modules"
-        if self._targets and (path in self._all or leaf in self._types_by_leaf):
-            return f"lora_target_modules={self._targets} leaves {leaf} out; add {self._config_name(path)}"
+        site = self._all.get(path)
+        name = site.module_type.config_name if site is not None else self._names_by_leaf.get(leaf)
+        if self._targets and name is not None and name not in self._targets:
+            return f"lora_target_modules={self._targets} leaves {leaf} out; add {name!r}"
         return f"no such module in this model; adapters may name {', '.join(self.leaves) or 'nothing'}"
-
-    def _config_name(self, path: str) -> str:
-        if path in self._all:
-            return repr(self._all[path].module_type.config_name)
-        names = sorted({t.config_name for types in self._types_by_leaf[path.rpartition(".")[2]] for t in types})
-        return " and ".join(map(repr, names))

@@ -1,11 +1,13 @@
 """What attention needs per batch, and the contract of a backend.
 
-The engine fills an `AttentionBatch` with host integers and hands it to `AttentionMetadata.prepare` once a step; every
-layer then calls its `AttentionBackend.forward` with that metadata. Knows neither requests nor models.
+The engine fills an `AttentionBatch` with host integers and hands it to `AttentionMetadata.prepare` once a
+step; every layer then calls its `AttentionBackend.forward` with that metadata. Knows neither requests nor
+models.
 
 Shapes: T tokens of the step, H query heads, K key/value heads, D head size.
-The KV cache is one tensor [layers, pages, 2 (key, value), page_size, K, D] in the model's dtype. Page 0 belongs to
-padding rows. The cache must be allocated zeroed: backends may read masked slots that were never written.
+The KV cache is one tensor [layers, pages, 2 (key, value), page_size, K, D] in the model's dtype. Page 0
+belongs to padding rows. The cache must be allocated zeroed: backends may read masked slots that were never
+written.
 """
 
 from abc import ABC, abstractmethod
@@ -71,7 +73,9 @@ class AttentionMetadata(ABC):
         max_num_tokens: int,
         use_cuda_graph: bool,
     ) -> None:
-        assert kv_cache.dim() == 6 and kv_cache.shape[2] == 2, f"not a paged KV cache: {tuple(kv_cache.shape)}"
+        assert kv_cache.dim() == 6 and kv_cache.shape[2] == 2, (
+            f"not a paged KV cache: {tuple(kv_cache.shape)}"
+        )
         self.kv_cache = kv_cache
         self.num_heads = num_heads
         self.max_num_requests = max_num_requests
@@ -94,19 +98,29 @@ class AttentionMetadata(ABC):
 
     @abstractmethod
     def prepare(self, batch: AttentionBatch) -> None:
-        """Describe the next forward: sets `num_tokens`, fills `cache_slots[:num_tokens]` and the backend's own buffers.
+        """Describe the next forward: set `num_tokens`, fill `cache_slots` and the backend's own buffers.
 
         Device buffers are written in place and the device is not waited for.
         """
+
+    def create_cuda_graph_metadata(self, batch_size: int) -> "AttentionMetadata":
+        """Metadata for the captured graph of `batch_size` decode rows, beside this eager one.
+
+        Only for backends with `supports_cuda_graph`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not run in CUDA graphs")
 
 
 class AttentionBackend(ABC):
     """Attention of one decoder layer over the paged cache. Has no parameters."""
 
     Metadata: ClassVar[type[AttentionMetadata]]
+    supports_cuda_graph: ClassVar[bool] = False
 
     def __init__(self, *, layer_idx: int, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
-        assert num_heads % num_kv_heads == 0, f"{num_heads} heads do not share {num_kv_heads} key/value heads evenly"
+        assert num_heads % num_kv_heads == 0, (
+            f"{num_heads} heads do not share {num_kv_heads} key/value heads evenly"
+        )
         self.layer_idx = layer_idx
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads

@@ -1,7 +1,7 @@
 """Attention in plain torch operations: any device, dtype and head size, eager only.
 
-Prefill chunks run one by one. Decode rows run in batches of rows whose page counts round up to the same power of two,
-so that a row's padding, and hence its rounding, depends on the row alone and never on its neighbours.
+Prefill chunks run one by one. Decode rows run in batches of rows whose page counts round up to the same power
+of two, so that a row's padding, and hence its rounding, depends on the row alone and never on its neighbours.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,12 @@ from tensorrt_lora.attention_backend.interface import (
     AttentionMetadata,
     compute_cache_slots,
 )
-from tensorrt_lora.kernels.paged_attention import chunk_mask, decode_attention, prefill_attention, write_kv_cache
+from tensorrt_lora.kernels.paged_attention import (
+    chunk_mask,
+    decode_attention,
+    prefill_attention,
+    write_kv_cache,
+)
 from tensorrt_lora.utils.pinned_staging import PinnedStaging
 
 
@@ -52,7 +57,9 @@ class VanillaAttentionMetadata(AttentionMetadata):
         use_cuda_graph: bool,
     ) -> None:
         if use_cuda_graph:
-            raise ValueError("VANILLA attention runs eagerly only; set cuda_graph_config=None or attn_backend='FLASHINFER'")
+            raise ValueError(
+                "VANILLA attention runs eagerly only; set cuda_graph_config=None or attn_backend='FLASHINFER'"
+            )
         super().__init__(
             kv_cache=kv_cache,
             num_heads=num_heads,
@@ -137,5 +144,7 @@ class VanillaAttention(AttentionBackend):
                 query[chunk.tokens], kv_cache, chunk.page_ids, chunk.kv_len, chunk.mask
             )
         for group in metadata.decode_groups:
-            output[group.tokens] = decode_attention(query[group.tokens], kv_cache, group.page_table, group.mask)
+            output[group.tokens] = decode_attention(
+                query[group.tokens], kv_cache, group.page_table, group.mask
+            )
         return output.view(num_tokens, -1)

@@ -40,22 +40,29 @@ class StepOutput:
 
 
 class PyTorchModelEngine:
-    """Runs forwards; owns the KV cache tensor, the input buffers, the LoRA manager and the captured graphs."""
+    """Runs forwards; owns the static inputs, the attention metadata and the captured graphs."""
 
     def __init__(self, args: TorchLlmArgs, loaded: LoadedModel, *, progress: bool) -> None:
+        backend = loaded.attention_backend
         self._model = loaded.model
-        self._dtype = loaded.dtype
-        self._device = loaded.device
-        self._max_batch_size = args.max_batch_size
-        self._max_num_tokens = args.max_num_tokens
+        self._lora_manager: CudaGraphLoraManager | None = loaded.lora_manager
         self._inputs = InputBuffers(max_num_tokens=args.max_num_tokens, device=loaded.device)
-        self.lora_manager: CudaGraphLoraManager | None = loaded.lora_manager
-        self.kv_cache = loaded.kv_cache
-        self._metadata_type = loaded.attention_backend.Metadata
-        self._eager_metadata = self._create_metadata(args.max_batch_size, args.max_num_tokens, use_cuda_graph=False)
+        self._eager_metadata = backend.Metadata(
+            kv_cache=loaded.kv_cache,
+            num_heads=loaded.config.num_heads,
+            max_num_requests=args.max_batch_size,
+            max_num_tokens=args.max_num_tokens,
+            use_cuda_graph=False,
+        )
+        self.graph_runner = CUDAGraphRunner(
+            args.cuda_graph_config if backend.supports_cuda_graph else None,
+            args.max_batch_size,
+            device=loaded.device,
+        )
         self._graph_metadata: dict[int, AttentionMetadata] = {}
-        self.graph_runner = CUDAGraphRunner(args.cuda_graph_config, args.max_batch_size, device=loaded.device)
-        self._capture_graphs(progress)
+        self._graph_lora_params: dict[GraphKey, LoraParams | None] = {}
+        if self.graph_runner.enabled:
+            self._capture_graphs(progress)
 
     @torch.inference_mode()
     def forward(self, scheduled: ScheduledRequests) -> StepOutput:
@@ -85,9 +92,9 @@ class PyTorchModelEngine:
         return self._model(input_ids, position_ids, self._eager_metadata, lora_params)
 
     def _prepare_lora(self, adapters: list[AdapterHandle | None], query_lens: list[int]) -> LoraParams | None:
-        if self.lora_manager is None or all(adapter is None for adapter in adapters):
+        if self._lora_manager is None or all(adapter is None for adapter in adapters):
             return None
-        return self.lora_manager.prepare(adapters, query_lens)
+        return self._lora_manager.prepare(adapters, query_lens)
 
     def _select_logits(
         self, hidden: torch.Tensor, chunks: list[ContextChunk], generation: list[LlmRequest]
@@ -115,7 +122,7 @@ class PyTorchModelEngine:
         batch_size = self.graph_runner.padded_batch_size(len(generation))
         if batch_size is None:
             return None
-        use_lora = self.lora_manager is not None and self.lora_manager.uses_lora_graph(
+        use_lora = self._lora_manager is not None and self._lora_manager.uses_lora_graph(
             [request.adapter for request in generation]
         )
         return GraphKey(batch_size, use_lora)
@@ -125,11 +132,10 @@ class PyTorchModelEngine:
         batch = _decode_batch([r.num_tokens for r in generation], [r.page_ids for r in generation], padding)
         input_ids = np.zeros(key.batch_size, dtype=np.int64)
         input_ids[: len(generation)] = [request.output_token_ids[-1] for request in generation]
-        self._inputs.write(input_ids, _positions(batch))
-        self._graph_metadata[key.batch_size].prepare(batch)
+        self._write_decode_batch(batch, input_ids)
         if key.use_lora:
-            assert self.lora_manager is not None
-            self.lora_manager.prepare(
+            assert self._lora_manager is not None
+            self._lora_manager.prepare(
                 [request.adapter for request in generation],
                 [1] * len(generation),
                 num_padding_tokens=padding,
@@ -138,31 +144,32 @@ class PyTorchModelEngine:
         return self.graph_runner.replay(key)[: len(generation)]
 
     def _capture_graphs(self, progress: bool) -> None:
-        if not self.graph_runner.enabled:
-            return
-        cases = self.lora_manager.graph_cases() if self.lora_manager is not None else (False,)
+        cases = self._lora_manager.graph_cases() if self._lora_manager is not None else (False,)
         for batch_size in self.graph_runner.batch_sizes:
-            self._graph_metadata[batch_size] = self._create_metadata(batch_size, batch_size, use_cuda_graph=True)
+            self._graph_metadata[batch_size] = self._eager_metadata.create_cuda_graph_metadata(batch_size)
         keys = [GraphKey(size, use_lora) for size in self.graph_runner.batch_sizes for use_lora in cases]
         self.graph_runner.capture(keys, self._prepare_padding, self._forward_padding, progress=progress)
 
     def _prepare_padding(self, key: GraphKey) -> None:
-        """Fill the static buffers of a graph with a batch of padding rows."""
-        batch = _decode_batch([], [], key.batch_size)
-        self._inputs.write(np.zeros(key.batch_size, dtype=np.int64), _positions(batch))
-        self._graph_metadata[key.batch_size].prepare(batch)
+        """Fill the static inputs of a graph with a batch of padding rows."""
+        self._write_decode_batch(_decode_batch([], [], key.batch_size), np.zeros(key.batch_size, dtype=np.int64))
+        self._graph_lora_params[key] = None
+        if key.use_lora:
+            assert self._lora_manager is not None
+            self._graph_lora_params[key] = self._lora_manager.prepare(
+                [], [], num_padding_tokens=key.batch_size, use_cuda_graph_mode=True
+            )
 
     def _forward_padding(self, key: GraphKey) -> torch.Tensor:
-        raise NotImplementedError
+        """The forward to capture: logits [batch_size, vocab] of what is in the static inputs."""
+        input_ids, position_ids = self._inputs.views(key.batch_size)
+        metadata = self._graph_metadata[key.batch_size]
+        hidden = self._model(input_ids, position_ids, metadata, self._graph_lora_params[key])
+        return self._model.compute_logits(hidden)
 
-    def _create_metadata(self, max_num_requests: int, max_num_tokens: int, use_cuda_graph: bool) -> AttentionMetadata:
-        return self._metadata_type(
-            kv_cache=self.kv_cache,
-            num_heads=self._model.config.num_heads,
-            max_num_requests=max_num_requests,
-            max_num_tokens=max_num_tokens,
-            use_cuda_graph=use_cuda_graph,
-        )
+    def _write_decode_batch(self, batch: AttentionBatch, input_ids: np.ndarray) -> None:
+        self._inputs.write(input_ids, _positions(batch))
+        self._graph_metadata[batch.num_requests].prepare(batch)
 
 
 def _positions(batch: AttentionBatch) -> np.ndarray:

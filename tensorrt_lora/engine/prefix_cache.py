@@ -4,7 +4,7 @@ Owned by `KvCacheManager`. Maps the key of a full page to the page; knows nothin
 free lists.
 
 A key is the BLAKE2b digest (256 bits) of the parent's key and the page's token ids; the chain starts from the
-adapter's version, or from the base model. So pages are shared only where all tokens up to them and the
+adapter's id and version, or from the base model. So pages are shared only where all tokens up to them and the
 weights are the same.
 """
 
@@ -29,7 +29,7 @@ def extend_page_keys(request: LlmRequest, num_pages: int, page_size: int) -> lis
 
 def _root_key(request: LlmRequest) -> bytes:
     key = request.adapter_key
-    origin = b"base" if key is None else b"adapter:" + key.version.encode()
+    origin = b"base" if key is None else f"adapter {key.adapter_id} {key.version}".encode()
     return hashlib.blake2b(origin, digest_size=_KEY_BYTES).digest()
 
 

@@ -16,6 +16,7 @@ from tensorrt_lora.utils.device import pin_memory_available
 
 # Below this temperature the best token's weight leaves nothing to the others, and divisions would overflow.
 _MIN_TEMPERATURE = 1e-6
+_WITHOUT_EFFECT = SamplingParams(temperature=1.0)  # stands in for greedy rows
 
 
 @dataclass(slots=True)
@@ -60,44 +61,46 @@ class DrawSettings:
 
 def draw_settings(rows: Sequence[LlmRequest], vocab_size: int, device: torch.device) -> DrawSettings | None:
     """None if all rows are greedy."""
-    params = [request.sampling_params for request in rows]
-    if all(row.is_greedy for row in params):
+    greedy = [request.sampling_params.is_greedy for request in rows]
+    if all(greedy):
         return None
-    top_k = [0 if row.is_greedy else min(row.top_k, vocab_size) for row in params]
-    top_p = [1.0 if row.is_greedy else row.top_p for row in params]
-    min_p = [0.0 if row.is_greedy else row.min_p for row in params]
-    temperature = [1.0 if row.is_greedy else max(row.temperature, _MIN_TEMPERATURE) for row in params]
-    ints = [[request.seed for request in rows], [request.num_tokens for request in rows], top_k]
-    ints.append([row.is_greedy for row in params])
-    columns = np.concatenate(
-        [np.array(ints, dtype=np.int64), np.array([temperature, top_p, min_p],
-        dtype=np.float64).view(np.int64)]
-    )
-    seeds, positions, device_top_k, greedy, *bits = _to_device(columns, device)
-    device_temperature, device_top_p, device_min_p = (column.view(torch.float64)[:, None] for column in bits)
+    params = [
+        _WITHOUT_EFFECT if request.sampling_params.is_greedy else request.sampling_params for request in rows
+    ]
+    top_k = [min(row.top_k, vocab_size) for row in params]
+    top_p = [row.top_p for row in params]
+    min_p = [row.min_p for row in params]
+    temperature = [max(row.temperature, _MIN_TEMPERATURE) for row in params]
+    seeds = [request.seed for request in rows]
+    positions = [request.num_tokens for request in rows]
+    ints = np.array([seeds, positions, top_k, greedy], dtype=np.int64)
+    floats = np.array([temperature, top_p, min_p], dtype=np.float64)
+    columns = _to_device(np.concatenate([ints, floats.view(np.int64)]), device)
+    device_temperature, device_top_p, device_min_p = columns[4:].view(torch.float64)[:, :, None]
     return DrawSettings(
-        greedy=greedy.bool(),
+        greedy=columns[3].bool(),
         temperature=device_temperature.float(),
         max_top_k=max(top_k),
-        top_k=device_top_k[:, None],
+        top_k=columns[2][:, None],
         top_p=device_top_p if min(top_p) < 1.0 else None,
         min_p=device_min_p.float() if max(min_p) > 0.0 else None,
-        seeds=seeds,
-        positions=positions,
+        seeds=columns[0],
+        positions=columns[1],
     )
 
 
 def penalty_entries(rows: Sequence[LlmRequest], device: torch.device) -> PenaltyEntries | None:
     """None if no row has a penalty on anything it has seen."""
-    seen = [(i, request.sampling_params, request.token_counts) for i, request in enumerate(rows)]
-    seen = [entry for entry in seen if entry[2]]
-    if not seen:
+    entries = [
+        _row_entries(index, request.sampling_params, counts)
+        for index, request in enumerate(rows)
+        if (counts := request.token_counts)
+    ]
+    if not entries:
         return None
-
-    columns = np.concatenate([_row_entries(index, params, counts) for index, params, counts in seen], axis=1)
-    row_ids, token_ids, counts, *bits = _to_device(columns, device)
-    repetition, presence, frequency = (column.view(torch.float64).float() for column in bits)
-    return PenaltyEntries(row_ids, token_ids, counts.float(), repetition, presence, frequency)
+    table = _to_device(np.concatenate(entries, axis=1), device)
+    repetition, presence, frequency = table[3:].view(torch.float64).float()
+    return PenaltyEntries(table[0], table[1], table[2].float(), repetition, presence, frequency)
 
 
 def _row_entries(index: int, params: SamplingParams, counts: dict[int, int]) -> np.ndarray:

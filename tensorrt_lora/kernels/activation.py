@@ -1,11 +1,11 @@
-"""Elementwise activations of the feed-forward blocks. Called by `modules/gated_mlp.py` and `modules/mlp.py`."""
+"""Elementwise activations of the feed-forward blocks. Called by `GatedMLP` and `MLP`."""
 
 import torch
 from torch.nn import functional
 
 
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up: [T, 2 * N] (gate, then up) -> [T, N]. Source: Shazeer, "GLU Variants Improve Transformer"."""
+    """silu(gate) * up: [T, 2 * N] (gate, then up) -> [T, N]. Source: Shazeer, "GLU Variants" (2020)."""
     return _silu_and_mul_reference(gate_up)
 
 

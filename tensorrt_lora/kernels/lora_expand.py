@@ -216,35 +216,34 @@ def _lora_expand_kernel(
             tl.store(rows[:, None] + column[None, :], zeros, mask=base_row[:, None] & in_module[None, :])
             return
 
+    # Loads are issued before anything waits for one: a program is three dependent reads long and little else.
     slot = tl.load(tile_slot + tile)
-    if slot < 0:
-        return
     start = tl.load(tile_start + tile)
     length = tl.load(tile_len + tile)
+    if slot < 0:
+        return
+    live_token = position < length
     slot_rank = tl.load(rank + module * num_slots + slot)
     slot_scale = tl.load(scale + module * num_slots + slot)
-    if ACCUMULATE:
-        if slot_rank == 0:
-            return
-
-    live_token = position < length
     token = tl.load(sorted_tokens + start + position, mask=live_token, other=0).to(tl.int64)
+    pages = page_table + slot * page_stride
     out_tile = out + token[:, None] * out_stride + column[None, :]
     out_mask = live_token[:, None] & in_module[None, :]
+    if ACCUMULATE:
+        out_mask &= slot_rank > 0  # masked rather than left early: an exit would wait for the rank
     h_rows = h + (module.to(tl.int64) * num_tokens + token) * MAX_RANK
     split_stride = num_tokens.to(tl.int64) * MODULES * MAX_RANK
-    if ACCUMULATE:
-        previous = tl.load(out_tile, mask=out_mask, other=0.0).to(tl.float32)  # early: it waits for nothing
 
+    if ACCUMULATE:
+        previous = tl.load(out_tile, mask=out_mask, other=0.0).to(tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for first_rank in range(0, MAX_RANK if BLOCK_R >= MAX_RANK else slot_rank, BLOCK_R):
         rank_row = first_rank + tl.arange(0, BLOCK_R)
         live_row = rank_row < slot_rank
-        page = tl.load(page_table + slot * page_stride + rank_row // PAGE, mask=rank_row < MAX_RANK, other=0)
+        page = tl.load(pages + rank_row // PAGE, mask=rank_row < MAX_RANK, other=0)
         b_rows = b_pool + (page * PAGE + rank_row % PAGE).to(tl.int64) * b_row_stride
-        b_tile = tl.load(
-            b_rows[:, None] + column[None, :], mask=live_row[:, None] & in_module[None, :], other=0.0
-        )
+        b_mask = live_row[:, None] & in_module[None, :]
+        b_tile = tl.load(b_rows[:, None] + column[None, :], mask=b_mask, other=0.0)
         # Whole pages are loaded, which keeps the loads wide, and what no shrink has written is dropped afterwards.
         h_tile = h_rows[:, None] + rank_row[None, :]
         h_mask = live_token[:, None] & (rank_row < tl.cdiv(slot_rank, PAGE) * PAGE)[None, :]

@@ -33,7 +33,8 @@ def num_splits(tokens: int, in_features: int, device: torch.device) -> int:
     """
     if device.type != "cuda":
         return 1
-    wanted = min(16 if tokens <= 32 else 8, 64 // triton.cdiv(max(tokens, 1), DECODE_TILE_SIZE))
+    most = 16 if tokens <= 32 else 8 if tokens <= 128 else 4
+    wanted = min(most, 64 // triton.cdiv(max(tokens, 1), DECODE_TILE_SIZE))
     wanted = max(1, min(wanted, in_features // 256))
     width = triton.cdiv(triton.cdiv(in_features, wanted), _SPLIT_ALIGNMENT) * _SPLIT_ALIGNMENT
     return triton.cdiv(in_features, width)
@@ -187,11 +188,12 @@ def _lora_shrink_kernel(
     """One program: the rows of one tile times BLOCK_R rank rows, over one slice of K."""
     split = tl.program_id(1)
     tile = tl.program_id(2)
+    # Loads are issued before anything waits for one: at decode a program is four dependent reads long and little else.
     slot = tl.load(tile_slot + tile)
-    if slot < 0:
-        return
     start = tl.load(tile_start + tile)
     length = tl.load(tile_len + tile)
+    if slot < 0:
+        return
 
     # Rank rows of all modules are one axis: row i is row i % MAX_RANK of module i // MAX_RANK.
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
@@ -200,13 +202,15 @@ def _lora_shrink_kernel(
     in_table = row < MODULES * MAX_RANK
     row_rank = tl.load(rank + module * num_slots + slot, mask=in_table, other=0)
     page = tl.load(page_table + slot * page_stride + rank_row // PAGE, mask=in_table, other=0)
-    live_row = rank_row < row_rank
-    if tl.max(live_row.to(tl.int32), axis=0) == 0:
-        return
-
     position = tl.arange(0, BLOCK_M)
     live_token = position < length
     token = tl.load(sorted_tokens + start + position, mask=live_token, other=0).to(tl.int64)
+    live_row = rank_row < row_rank
+    if MAX_RANK % BLOCK_R == 0:  # the block lies in one module, perhaps wholly beyond the adapter's rank there
+        first_row = tl.program_id(0) * BLOCK_R
+        if first_row % MAX_RANK >= tl.load(rank + first_row // MAX_RANK * num_slots + slot):
+            return
+
     pool_row = (page * PAGE + rank_row % PAGE).to(tl.int64)
     x_rows = x + token * x_stride
     a_rows = a_pool + module.to(tl.int64) * a_module_stride + pool_row * a_row_stride

@@ -1,14 +1,17 @@
 """Attention over a paged KV cache, and the write into it.
 
-Called by the VANILLA attention backend. Shapes: T tokens, B requests, P pages of a request, H query heads, K key/value
-heads, G = H / K, D head size, S = P * page_size. `kv_cache` is one layer: [pages, 2 (key, value), page_size, K, D].
+Called by the VANILLA attention backend. Shapes: T tokens, B requests, P pages of a request, H query heads, K
+key/value heads, G = H / K, D head size, S = P * page_size. `kv_cache` is one layer: [pages, 2 (key, value),
+page_size, K, D].
 """
 
 import torch
 from torch.nn import functional
 
 
-def write_kv_cache(k: torch.Tensor, v: torch.Tensor, kv_cache: torch.Tensor, cache_slots: torch.Tensor) -> None:
+def write_kv_cache(
+    k: torch.Tensor, v: torch.Tensor, kv_cache: torch.Tensor, cache_slots: torch.Tensor
+) -> None:
     """Store keys and values [T, K, D] at `cache_slots` [T] int64 (page * page_size + offset), in place.
 
     Slots of page 0 may repeat (padding rows); any other slot at most once.
@@ -26,7 +29,7 @@ def prefill_attention(
         kv_cache: one layer, with this chunk's keys and values already written.
         page_ids: [ceil(kv_len / page_size)] int64.
         kv_len: tokens of the request in the cache.
-        mask: additive [chunk, kv_len] in q's dtype (`chunk_mask`), or None when the chunk is the whole sequence.
+        mask: `chunk_mask` in q's dtype, or None when the chunk is the whole sequence.
 
     Returns:
         [chunk, H, D].
@@ -76,11 +79,18 @@ def _prefill_attention_reference(
     group = num_heads // num_kv_heads
     shape = (num_kv_heads, group, kv_len, head_dim)
     key, value = (
-        kv_cache[:, part].index_select(0, page_ids).flatten(0, 1)[:kv_len].transpose(0, 1).unsqueeze(1).expand(shape)
+        kv_cache[:, part]
+        .index_select(0, page_ids)
+        .flatten(0, 1)[:kv_len]
+        .transpose(0, 1)
+        .unsqueeze(1)
+        .expand(shape)
         for part in (0, 1)
     )
     query = q.view(chunk, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
-    output = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None)
+    output = functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=mask is None
+    )
     return output.permute(2, 0, 1, 3).reshape(chunk, num_heads, head_dim)
 
 

@@ -1,14 +1,14 @@
 """Root-mean-square normalisation over the last dimension, alone and fused with the residual addition.
 
-Called by `modules/rms_norm.py`. Source: Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019); statistics
-in float32, then rounded to the input's dtype before the weight is applied, as in Hugging Face's models.
+Called by `modules/rms_norm.py`. Source: Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019);
+statistics in float32, rounded to the input's dtype before the weight is applied, as in Hugging Face's models.
 """
 
 import torch
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight: [..., N] with weight [N] -> a new tensor [..., N]; rows may be strided."""
+    """x / sqrt(mean(x^2) + eps) * weight: x [..., N] (rows may be strided), weight [N] -> new [..., N]."""
     return _rms_norm_reference(x, weight, eps)
 
 

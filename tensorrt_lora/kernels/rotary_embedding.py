@@ -1,6 +1,6 @@
 """Rotary position embedding applied to queries and keys, in place.
 
-Called by `modules/rotary_embedding.py`. Pairs are (i, i + D/2), the layout of Hugging Face checkpoints ("NeoX style").
+Called by `RotaryEmbedding`. Pairs are (i, i + D/2): "NeoX style", the layout of Hugging Face checkpoints.
 Source: Su et al., "RoFormer" (2021).
 """
 

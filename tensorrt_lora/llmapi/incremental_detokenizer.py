@@ -1,16 +1,16 @@
 """Turns token ids into text while they arrive, without ever giving out half a character.
 
-One per sequence, called by `completion_builder`. A token's text depends on the tokens before it (a leading space,
-the rest of a UTF-8 character), so a window of a few tokens is decoded with and without the new ones, and the
-difference is the new text. Knows nothing of stop strings.
+One per sequence, called by `completion_builder`. A token's text depends on the tokens before it (a leading
+space, the rest of a UTF-8 character), so a window of a few tokens is decoded with and without the new ones:
+the difference is the new text. Knows nothing of stop strings.
 """
 
 from tensorrt_lora.llmapi.tokenizer import Tokenizer
 
 _PROMPT_TOKENS = 8
 _REPLACEMENT = "\ufffd"
-# A character has at most 4 bytes, and a token at least one: what is still incomplete after this many tokens stays
-# so, and an ever growing window would cost quadratic time.
+# A character has at most 4 bytes, and a token at least one: what is still incomplete after this many tokens
+# stays so, and an ever growing window would cost quadratic time.
 _MAX_PENDING = 16
 
 

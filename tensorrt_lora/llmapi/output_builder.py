@@ -1,6 +1,6 @@
 """Builds the `RequestOutput` of one request from the engine's responses.
 
-Owns the sequences of a request and what they share. Called by `request_future`, which locks; knows of no threads.
+Owns the sequences of a request and what they share. Called by `request_future`, which locks.
 """
 
 from dataclasses import dataclass, field
@@ -36,10 +36,7 @@ class OutputBuilder:
             CompletionBuilder(
                 index=index,
                 params=params,
-                detokenizer=tokenizer
-                and IncrementalDetokenizer(
-                    tokenizer, request.prompt_token_ids, skip_special_tokens=params.skip_special_tokens
-                ),
+                detokenizer=_create_detokenizer(request, tokenizer),
                 incremental=streaming,
             )
             for index in range(params.n)
@@ -50,32 +47,23 @@ class OutputBuilder:
         return self._request.request_id
 
     @property
-    def error(self) -> str | None:
-        return self._error
-
-    @property
     def finished(self) -> bool:
         return all(completion.finish_reason is not None for completion in self._completions)
 
     @property
     def engine_finished(self) -> bool:
-        """Whether the engine has ended every sequence; not so when stop strings did."""
-        return self._error is not None or all(completion.engine_finished for completion in self._completions)
+        """Whether the engine has ended every sequence; it has not where a stop string did."""
+        return all(completion.engine_finished for completion in self._completions)
 
     def append(self, response: GenerationResponse) -> None:
-        """Take news of one sequence. An error of one is an error of the request."""
-        if response.finish_reason == "error":
-            self.fail(response.error or "the engine gave no reason")
-            return
+        """Take news of one sequence. An error of one ends the request; what was generated stays."""
         self._num_cached_tokens = max(self._num_cached_tokens, response.num_cached_tokens)
         if response.prompt_logprobs is not None:
             self._prompt_logprobs = response.prompt_logprobs
         self._completions[response.sequence_index].append(response)
-
-    def fail(self, error: str) -> None:
-        """End the request with an error; what was generated stays."""
-        self._error = error
-        self.finish("error")
+        if response.finish_reason == "error" and self._error is None:
+            self._error = response.error or "the engine gave no reason"
+            self.finish("error")
 
     def finish(self, reason: FinishReason) -> None:
         """End the sequences that have not ended."""
@@ -106,3 +94,15 @@ class OutputBuilder:
             lora_request=self._request.lora_request,
             error=self._error,
         )
+
+
+def _create_detokenizer(
+    request: GenerationRequest, tokenizer: Tokenizer | None
+) -> IncrementalDetokenizer | None:
+    if tokenizer is None:
+        return None
+    return IncrementalDetokenizer(
+        tokenizer,
+        request.prompt_token_ids,
+        skip_special_tokens=request.sampling_params.skip_special_tokens,
+    )

@@ -1,13 +1,14 @@
 """One running request, as its caller sees it: wait for it, await it, stream it, abort it.
 
-Owns the meeting of threads: the dispatcher delivers, any number of callers wait. Made by `LLM.generate_async`, fed
-by `response_dispatcher`. Holds no reference to the LLM.
+Owns the meeting of threads: the dispatcher delivers, any number of callers wait. Made by `LLM`, fed by
+`response_dispatcher`. Holds no reference to the LLM.
 """
 
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import suppress
+from functools import partial
 
 from tensorrt_lora.engine.executor_client import EngineDeadError
 from tensorrt_lora.engine.generation_request import GenerationResponse
@@ -18,9 +19,9 @@ from tensorrt_lora.llmapi.request_output import RequestError, RequestOutput
 class RequestFuture:
     """The answer to come.
 
-    Iteration (`for` or `async for`) gives snapshots: with `streaming`, one whenever there is news, else only the
-    final one. A slow reader gets fewer snapshots, each with all that is new; nothing piles up. Every iteration
-    starts from the beginning. To stop iterating does not stop the request: call `abort`.
+    Iteration (`for` or `async for`) gives snapshots: with `streaming`, one whenever there is news, else only
+    the final one. A slow reader gets fewer snapshots, each with all that is new; nothing piles up. Every
+    iteration starts from the beginning. To stop iterating does not stop the request: call `abort`.
     """
 
     def __init__(self, builder: OutputBuilder, *, streaming: bool, on_abort: Callable[[int], None]) -> None:
@@ -49,7 +50,7 @@ class RequestFuture:
             return self._snapshot(None)
 
     def result(self, timeout: float | None = None) -> RequestOutput:
-        """Like `wait`, but raises RequestError for a request that failed; an aborted one returns what it has."""
+        """Like `wait`, but raises RequestError for a request that failed. An aborted one has what it has."""
         return _checked(self.wait(timeout))
 
     def abort(self) -> None:
@@ -68,7 +69,7 @@ class RequestFuture:
         position, version, finished = StreamPosition(), 0, False
         while not finished:
             with self._changed:
-                self._changed.wait_for(lambda seen=version: self._has_news(seen))
+                self._changed.wait_for(partial(self._has_news, version))
                 output, version = self._snapshot(position), self._version
             finished = output.finished
             yield _checked(output)

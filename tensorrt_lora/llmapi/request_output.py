@@ -17,7 +17,7 @@ class RequestError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one request: its prompt, all its sequences, and the prompt tokens that came from the cache."""
+    """Tokens of one request: its prompt, all its sequences, and the part of the prompt that was cached."""
 
     prompt_tokens: int
     completion_tokens: int

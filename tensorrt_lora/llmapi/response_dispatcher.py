@@ -1,7 +1,7 @@
 """Carries requests to the engine and its responses back to the futures that wait for them.
 
-Owns the table of running requests and the one thread that reads from the engine, which also makes text. Created
-by `LLM`; holds no reference to it, so that an LLM nobody uses any more can be collected.
+Owns the table of running requests and the one thread that reads from the engine, which also makes text.
+Created by `LLM`; holds no reference to it, so that an LLM nobody uses any more can be collected.
 """
 
 import threading

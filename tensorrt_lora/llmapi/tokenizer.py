@@ -1,7 +1,7 @@
 """Text to token ids and back, with the tokenizer of a checkpoint.
 
-Owns the one use of transformers' tokenizers: encoding, chat templates, decoding. Called by `LLM`, from several
-threads, and by the detokenizer. Knows nothing of requests.
+Owns the one use of transformers' tokenizers: encoding, chat templates, decoding. Called by `LLM`, from any
+thread, and by the detokenizer. Knows nothing of requests.
 """
 
 import threading

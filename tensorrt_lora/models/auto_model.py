@@ -23,7 +23,7 @@ def create_model(
     attn_backend: str,
     max_seq_len: int | None = None,
 ) -> DecoderModelForCausalLM:
-    """The model of `config.architecture` with uninitialised weights, ready for `load_weights` or `load_dummy_weights`.
+    """The model of `config.architecture` with uninitialised weights, to be loaded or drawn.
 
     Args:
         config: the model's shape.
@@ -35,7 +35,9 @@ def create_model(
     Raises:
         ValueError: the backend, the rope type or the activation is not served.
     """
-    assert config.architecture in MODEL_CLASSES, f"{config.architecture} passed ModelConfig without a model class"
+    assert config.architecture in MODEL_CLASSES, (
+        f"{config.architecture} passed ModelConfig without a model class"
+    )
     model = MODEL_CLASSES[config.architecture](
         config,
         dtype=dtype,

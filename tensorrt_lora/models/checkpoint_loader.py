@@ -1,8 +1,8 @@
 """Weights into a model: streamed from a Hugging Face checkpoint, or drawn at random.
 
-Called by the engine after `create_model`. Every tensor goes straight from its file to its place in the (possibly fused)
-parameter on the device, so the host never holds a second copy of the model. Names, shapes and dtypes are compared for all
-files before the first byte is copied.
+Called by the engine after `create_model`. Every tensor goes straight from its file to its place in the
+(possibly fused) parameter on the device, so the host never holds a second copy of the model. Names, shapes
+and dtypes are compared for all files before the first byte is copied.
 """
 
 import json
@@ -48,8 +48,8 @@ def load_weights(model: nn.Module, config: ModelConfig, progress: bool = False) 
         progress: show a progress bar on the terminal.
 
     Raises:
-        ValueError: no checkpoint, a damaged file, tensors missing or unexpected (all are named), or a tensor of the wrong
-            shape or dtype.
+        ValueError: no checkpoint, a damaged file, tensors missing or unexpected (all are named), or a tensor
+            of the wrong shape or dtype.
     """
     assert config.model_dir is not None, "a config without a directory has no weights to load"
     targets = checkpoint_targets(model)
@@ -70,7 +70,7 @@ def load_weights(model: nn.Module, config: ModelConfig, progress: bool = False) 
 
 
 def load_dummy_weights(model: nn.Module, seed: int) -> None:
-    """Fill `model` with random weights that keep activations near 1 and spread the logits (about 3 in deviation).
+    """Fill `model` with random weights that keep activations near 1 and give logits a deviation near 3.
 
     Drawn on the device, in its own generator: equal seeds give equal weights on equal devices.
     """
@@ -92,7 +92,7 @@ def load_dummy_weights(model: nn.Module, seed: int) -> None:
 
 
 def checkpoint_targets(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Where each tensor of a Hugging Face checkpoint goes: its name to a parameter, or to rows of a fused one.
+    """Where each tensor of a Hugging Face checkpoint goes: a parameter, or rows of a fused one, by name.
 
     A parameter that two modules share appears once, under the name of the first.
     """
@@ -139,7 +139,7 @@ def _read_headers(files: list[Path]) -> dict[str, StoredTensor]:
     stored: dict[str, StoredTensor] = {}
     for file in files:
         with _open(file) as tensors:
-            for name in tensors.keys():
+            for name in tensors.offset_keys():
                 header = tensors.get_slice(name)
                 stored[name] = StoredTensor(file, str(header.get_dtype()), tuple(header.get_shape()))
     return stored
@@ -154,23 +154,31 @@ def _open(file: Path) -> Iterator[safe_open]:
         raise ValueError(f"{file} is damaged or incomplete: {error}") from error
 
 
-def _match(targets: dict[str, torch.Tensor], stored: dict[str, StoredTensor], config: ModelConfig) -> list[str]:
+def _match(
+    targets: dict[str, torch.Tensor], stored: dict[str, StoredTensor], config: ModelConfig
+) -> list[str]:
     """The names to load, in file order, once names, shapes and dtypes agree."""
     missing = sorted(targets.keys() - stored.keys())
-    unexpected = sorted(name for name in stored.keys() - targets.keys() if not _is_redundant(name, stored[name], config))
+    unexpected = sorted(
+        name for name in stored.keys() - targets.keys() if not _is_redundant(name, stored[name], config)
+    )
     if missing or unexpected:
         problems = [
             f"{kind} {len(names)}: {', '.join(names)}"
             for kind, names in (("missing", missing), ("unexpected", unexpected))
             if names
         ]
-        raise ValueError(f"the tensors in {config.model_dir} are not those of {config.architecture}; {'; '.join(problems)}")
+        raise ValueError(
+            f"the tensors in {config.model_dir} are not those of {config.architecture}; {'; '.join(problems)}"
+        )
 
     names = [name for name in stored if name in targets]
     for name in names:
         shape, wanted = stored[name].shape, tuple(targets[name].shape)
         if shape != wanted:
-            raise ValueError(f"tensor {name} in {stored[name].file} has shape {shape}, the model needs {wanted}")
+            raise ValueError(
+                f"tensor {name} in {stored[name].file} has shape {shape}, the model needs {wanted}"
+            )
         if stored[name].dtype not in _BYTES_OF_DTYPE:
             raise ValueError(
                 f"tensor {name} in {stored[name].file} has dtype {stored[name].dtype}; "
@@ -184,10 +192,10 @@ def _is_redundant(name: str, tensor: StoredTensor, config: ModelConfig) -> bool:
     if name.endswith(_IGNORED_SUFFIXES):
         logger.debug("ignoring %s: it is computed from the config", name)
         return True
-    if name == "lm_head.weight" and config.tie_word_embeddings:
-        if tensor.shape == (config.vocab_size, config.hidden_size):
-            logger.info("ignoring %s: the model is tied, its head is the embedding", name)
-            return True
+    tied_head = name == "lm_head.weight" and config.tie_word_embeddings
+    if tied_head and tensor.shape == (config.vocab_size, config.hidden_size):
+        logger.info("ignoring %s: the model is tied, its head is the embedding", name)
+        return True
     return False
 
 

@@ -1,8 +1,8 @@
 """From what a user calls a model to a checkpoint directory: a directory, a GGUF file, or a hub id.
 
-GGUF files are converted once, through transformers, into a directory of safetensors, config and tokenizer. The cache is
-`$TENSORRT_LORA_CACHE/gguf/<digest of the file>`, by default below `~/.cache/tensorrt_lora`. Called by the engine and the
-front, before anything reads a config. Knows nothing of model classes.
+GGUF files are converted once, through transformers, into a directory of safetensors, config and tokenizer.
+The cache is `$TENSORRT_LORA_CACHE/gguf/<digest of the file>`, by default below `~/.cache/tensorrt_lora`.
+Called by the engine and the front, before anything reads a config. Knows nothing of model classes.
 """
 
 import hashlib
@@ -32,8 +32,8 @@ def resolve_checkpoint(model: str, *, with_weights: bool = True) -> Path:
     """The directory with the config, the tokenizer and the weights of `model`.
 
     Args:
-        model: a checkpoint directory (returned as it is), a `.gguf` file or a directory whose only weights are one such
-            file (converted on first use), or a hub id (from the local hub cache, else downloaded).
+        model: a checkpoint directory (returned as it is), a `.gguf` file or a directory whose only weights
+            are one such file (converted on first use), or a hub id (from the hub's cache, else downloaded).
         with_weights: whether a hub model's weights are needed too.
 
     Raises:
@@ -45,7 +45,9 @@ def resolve_checkpoint(model: str, *, with_weights: bool = True) -> Path:
         return path if gguf_file is None else _convert_once(gguf_file)
     if path.is_file():
         if path.suffix != ".gguf":
-            raise ValueError(f"model {model!r} is a file but not a .gguf file; give a GGUF file or a checkpoint directory")
+            raise ValueError(
+                f"model {model!r} is a file but not a .gguf file; give a GGUF file or a checkpoint directory"
+            )
         return _convert_once(path)
     return _hub_snapshot(model, with_weights)
 
@@ -66,7 +68,9 @@ def _hub_snapshot(model: str, with_weights: bool) -> Path:
     try:
         snapshot = Path(snapshot_download(model, allow_patterns=patterns, local_files_only=True))
         # The hub cache may hold a part of a model only, such as its config or tokenizer.
-        if (snapshot / "config.json").exists() and (not with_weights or any(snapshot.glob("model*.safetensors"))):
+        if (snapshot / "config.json").exists() and (
+            not with_weights or any(snapshot.glob("model*.safetensors"))
+        ):
             return snapshot
     except LocalEntryNotFoundError:
         pass
@@ -76,13 +80,15 @@ def _hub_snapshot(model: str, with_weights: bool) -> Path:
         return Path(snapshot_download(model, allow_patterns=patterns))
     except (LocalEntryNotFoundError, HfHubHTTPError) as error:
         raise ValueError(
-            f"model {model!r} is neither an existing path, nor in the local hub cache, nor reachable on the hub: {error}"
+            f"model {model!r} is neither an existing path, nor in the local hub cache, "
+            f"nor reachable on the hub: {error}"
         ) from error
 
 
 def _convert_once(gguf_file: Path) -> Path:
     """The converted directory of a GGUF file, made if it is not in the cache."""
-    root = Path(os.environ.get(_CACHE_VARIABLE) or Path.home() / ".cache" / "tensorrt_lora").expanduser() / "gguf"
+    cache = Path(os.environ.get(_CACHE_VARIABLE) or "~/.cache/tensorrt_lora").expanduser()
+    root = cache / "gguf"
     converted = root / _digest(gguf_file)
     if converted.is_dir():
         return converted
@@ -113,8 +119,10 @@ def _digest(file: Path) -> str:
 
 
 def _convert(gguf_file: Path, target: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name, dtype=torch.float32)
-    # transformers marks the model as quantised and then refuses to save it, though its weights are plain tensors.
+    model = AutoModelForCausalLM.from_pretrained(
+        gguf_file.parent, gguf_file=gguf_file.name, dtype=torch.float32
+    )
+    # transformers calls the model quantised and refuses to save it, though its weights are plain tensors.
     parameters = dict(model.named_parameters())
     dtype = _exact_dtype(list(parameters.values()))
     tensors = {name: parameter.detach().to(dtype).contiguous() for name, parameter in parameters.items()}
@@ -134,7 +142,8 @@ def _convert(gguf_file: Path, target: Path) -> None:
 def _exact_dtype(parameters: list[torch.nn.Parameter]) -> torch.dtype:
     """The narrowest dtype that holds every value exactly, so that a conversion never rounds.
 
-    Files in bfloat16 or float16 keep their dtype; quantised blocks (an integer times a float16 scale) need float32.
+    Files in bfloat16 or float16 keep their dtype; quantised blocks (an integer times a float16 scale) need
+    float32.
     """
     for dtype in (torch.bfloat16, torch.float16):
         if all(torch.equal(parameter.to(dtype).float(), parameter) for parameter in parameters):

@@ -1,7 +1,7 @@
 """The decoder that every served architecture is a case of: embedding, pre-norm layers, final norm, head.
 
-Module paths are those of Hugging Face checkpoints ("model.layers.3.self_attn"), so weights and adapters bind by name.
-Built by `auto_model.create_model`, called by the engine. Knows nothing of requests, adapters or streams.
+Module paths ("model.layers.3.self_attn") are those of Hugging Face checkpoints: weights and adapters bind by
+name. Built by `create_model`, called by the engine. Knows nothing of requests, adapters or streams.
 """
 
 import torch
@@ -31,7 +31,9 @@ class DecoderLayer(nn.Module):
         device: torch.device,
     ) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(size=config.hidden_size, eps=config.rms_norm_eps, dtype=dtype, device=device)
+        self.input_layernorm = RMSNorm(
+            size=config.hidden_size, eps=config.rms_norm_eps, dtype=dtype, device=device
+        )
         self.self_attn = self_attn
         self.post_attention_layernorm = RMSNorm(
             size=config.hidden_size, eps=config.rms_norm_eps, dtype=dtype, device=device
@@ -46,9 +48,17 @@ class DecoderLayer(nn.Module):
         attn_metadata: AttentionMetadata,
         lora_params: LoraParams | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """One layer over T tokens: the block's output and the residual stream it is still to be added to, [T, hidden].
+        """One layer over T tokens.
 
-        Both inputs may be overwritten. `residual` is None in the first layer.
+        Args:
+            position_ids: [T].
+            hidden_states: [T, hidden], the previous block's output; may be overwritten.
+            residual: [T, hidden], the stream it is still to be added to; may be overwritten. None in layer 0.
+            attn_metadata: prepared for these tokens.
+            lora_params: None when no token has an adapter.
+
+        Returns:
+            `hidden_states` and `residual` for the next layer.
         """
         if residual is None:
             residual = hidden_states
@@ -91,7 +101,7 @@ class DecoderModel(nn.Module):
 
 
 class DecoderModelForCausalLM(nn.Module):
-    """A decoder with its language-model head; the subclass of an architecture says which feed-forward block it has.
+    """A decoder with its language-model head. An architecture's subclass says what differs.
 
     Args:
         config: the model's shape.

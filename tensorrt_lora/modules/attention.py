@@ -1,4 +1,7 @@
-"""Self-attention of one decoder layer: projections with LoRA, head norms, rotary embedding, paged attention."""
+"""Self-attention of one decoder layer: projections with LoRA, head norms, rotary embedding, the paged cache.
+
+Called by `DecoderLayer`. How attention is computed is the backend's matter, how LoRA runs `LoraLayer`'s.
+"""
 
 import torch
 from torch import nn
@@ -97,7 +100,7 @@ class Attention(nn.Module):
         attn_metadata: AttentionMetadata,
         lora_params: LoraParams | None,
     ) -> torch.Tensor:
-        """[T, hidden] at `position_ids` [T] -> [T, hidden]; keys and values go to the cache of `attn_metadata`."""
+        """[T, hidden] at `position_ids` [T] -> [T, hidden]; keys and values go to the metadata's cache."""
         qkv = LoraLayer.forward_with_base(
             self.qkv_proj.base(hidden_states), (self.qkv_lora,), hidden_states, lora_params, self.layer_idx
         )

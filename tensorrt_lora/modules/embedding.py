@@ -8,7 +8,9 @@ from torch.nn import functional
 class Embedding(nn.Module):
     """Token ids to vectors; weight [vocab, hidden] left uninitialised."""
 
-    def __init__(self, *, vocab_size: int, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, *, vocab_size: int, hidden_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
         super().__init__()
         self.weight = nn.Parameter(
             torch.empty((vocab_size, hidden_size), dtype=dtype, device=device), requires_grad=False

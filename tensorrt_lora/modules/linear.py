@@ -1,7 +1,7 @@
 """A linear layer with an optional LoRA branch.
 
-Used as it is for o_proj and down_proj; `Attention`, `GatedMLP` and `MLP` take its `base` and dispatch the LoRA of their
-first projection themselves. Knows nothing of adapters, streams or devices.
+Used as it is for o_proj and down_proj; `Attention`, `GatedMLP` and `MLP` take its `base` and dispatch the
+LoRA of their first projection themselves. Knows nothing of adapters, streams or devices.
 """
 
 import torch
@@ -21,8 +21,8 @@ class Linear(nn.Module):
         dtype: of weight [out, in] and bias, both left uninitialised.
         device: where they live.
         lora: the LoRA branch that `forward` dispatches.
-        checkpoint_parts: for a weight that stores several projections one under another, their names beside this
-            layer in a Hugging Face checkpoint and their row counts, in order.
+        checkpoint_parts: for a weight that stores several projections one under another, their Hugging Face
+            names (which stand in this layer's place) and their row counts, in order.
     """
 
     def __init__(
@@ -41,16 +41,15 @@ class Linear(nn.Module):
         self.in_features = in_features
         self.out_features = out_features
         self.checkpoint_parts = checkpoint_parts
-        self.weight = nn.Parameter(
-            torch.empty((out_features, in_features), dtype=dtype, device=device), requires_grad=False
-        )
-        self.bias = (
-            nn.Parameter(torch.empty(out_features, dtype=dtype, device=device), requires_grad=False) if bias else None
-        )
+        weight = torch.empty((out_features, in_features), dtype=dtype, device=device)
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.bias: nn.Parameter | None = None
+        if bias:
+            self.bias = nn.Parameter(weight.new_empty(out_features), requires_grad=False)
         self.lora = lora
 
     def base(self, x: torch.Tensor) -> BaseProjection:
-        """The projection without LoRA, bound to `x` [T, in]: run by calling it, or taken apart by a fused plan."""
+        """The projection without LoRA, bound to `x` [T, in]: to be called, or taken apart by a fused plan."""
         return BaseProjection(x, self.weight, self.bias)
 
     def forward(self, x: torch.Tensor, lora_params: LoraParams | None, layer_idx: int) -> torch.Tensor:

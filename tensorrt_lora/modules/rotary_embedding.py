@@ -1,6 +1,6 @@
 """Rotary position embedding: the table of cosines and sines that all layers of a model share.
 
-Frequencies other than the default come from transformers, so that every scaling it knows is served exactly, or refused.
+Frequencies other than the default come from transformers: a scaling is served exactly as there, or refused.
 """
 
 import torch
@@ -20,11 +20,11 @@ class RotaryEmbedding(nn.Module):
         device: where the table lives.
 
     Raises:
-        ValueError: the rope type is unknown, or changes with the running sequence length within `max_positions`, or
+        ValueError: the rope type is unknown, changes with the sequence length within `max_positions`, or
             covers only a part of the head.
     """
 
-    cos_sin_cache: torch.Tensor
+    cos_sin_cache: torch.Tensor  # [max_positions, D] float32
 
     def __init__(self, *, config: ModelConfig, max_positions: int, device: torch.device) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class RotaryEmbedding(nn.Module):
             )
         angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), inv_freq)
         table = torch.cat((angles.cos(), angles.sin()), dim=-1) * attention_scaling
-        self.register_buffer("cos_sin_cache", table.to(device), persistent=False)  # [max_positions, D] float32
+        self.register_buffer("cos_sin_cache", table.to(device), persistent=False)
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, position_ids: torch.Tensor) -> None:
         """Rotate `q` [T, H * D] and `k` [T, K * D] in place by `position_ids` [T]."""
@@ -60,7 +60,7 @@ def _frequencies(config: ModelConfig, max_positions: int) -> tuple[torch.Tensor,
 
 
 def _check_constant(rope_type: str, config: ModelConfig, max_positions: int) -> None:
-    """Refuse frequencies that change once a sequence grows: cached keys keep the rotation they were written with."""
+    """Refuse frequencies that change as a sequence grows: cached keys keep the rotation of their step."""
     limits = {
         "dynamic": config.max_position_embeddings,
         "longrope": config.rope_parameters.get("original_max_position_embeddings"),
@@ -68,6 +68,6 @@ def _check_constant(rope_type: str, config: ModelConfig, max_positions: int) -> 
     limit = limits.get(rope_type)
     if isinstance(limit, int) and max_positions > limit:
         raise ValueError(
-            f"rope type {rope_type!r} changes its frequencies beyond {limit} positions, which is not supported; "
-            f"set max_seq_len to at most {limit} (it is {max_positions})"
+            f"rope type {rope_type!r} changes its frequencies beyond {limit} positions, which is not "
+            f"supported; set max_seq_len to at most {limit} (it is {max_positions})"
         )

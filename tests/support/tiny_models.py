@@ -1,7 +1,7 @@
-"""Tiny random Hugging Face checkpoints, one for each served architecture, and a byte-level tokenizer for them.
+"""Tiny random Hugging Face checkpoints for every served architecture, and a byte-level tokenizer for them.
 
-Sizes are awkward on purpose: heads * head_dim differs from hidden_size, and three query heads share a key head. Weights
-are scaled so that logits spread over several units: greedy choices are not near ties.
+Sizes are awkward on purpose: heads * head_dim differs from hidden_size, three query heads share a key head.
+Weights are scaled so that logits spread over several units: greedy choices are not near ties.
 """
 
 from pathlib import Path
@@ -47,7 +47,11 @@ _SIZES: dict[str, object] = {
     "pad_token_id": 256,
 }
 _FAMILIES: dict[str, tuple[type[PretrainedConfig], type[PreTrainedModel], dict[str, object]]] = {
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"tie_word_embeddings": True, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
+    "qwen3": (
+        Qwen3Config,
+        Qwen3ForCausalLM,
+        {"tie_word_embeddings": True, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+    ),
     "qwen3_untied": (Qwen3Config, Qwen3ForCausalLM, {"tie_word_embeddings": False}),
     "llama": (LlamaConfig, LlamaForCausalLM, {"tie_word_embeddings": False}),
     "llama_tied_bias": (
@@ -90,7 +94,9 @@ def save_tiny_model(
     return directory
 
 
-def make_tiny_model(family: str, *, seed: int = 0, overrides: dict[str, object] | None = None) -> PreTrainedModel:
+def make_tiny_model(
+    family: str, *, seed: int = 0, overrides: dict[str, object] | None = None
+) -> PreTrainedModel:
     """The float32 transformers model of `family` with random weights, in eval mode."""
     config_class, model_class, family_fields = _FAMILIES[family]
     model = model_class(config_class(**{**_SIZES, **family_fields, **(overrides or {})})).eval()
@@ -114,9 +120,11 @@ def _randomize(name: str, parameter: torch.nn.Parameter, tied: bool, generator: 
 
 
 def make_tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """One token for each byte, three special tokens, a ChatML template; ids 256, 257, 258 are the special ones."""
+    """One token for each byte (ids 0 to 255), three special tokens (256 to 258), a ChatML template."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={character: index for index, character in enumerate(alphabet)}, merges=[]))
+    tokenizer = Tokenizer(
+        models.BPE(vocab={character: index for index, character in enumerate(alphabet)}, merges=[])
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in (ENDOFTEXT, IM_START, IM_END)])
