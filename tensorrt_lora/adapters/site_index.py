@@ -30,6 +30,7 @@ class SiteIndex:
         self._targets = list(lora_config.lora_target_modules)
         allowed = {t for name in self._targets for t in CONFIG_NAMES[name]} or set(LoraModuleType)
         self._all = {strip_containers(name): site for name, site in sites.items()}
+        assert len(self._all) == len(sites), "two modules of the model differ by containers alone"
         self._sites = {path: site for path, site in self._all.items() if site.module_type in allowed}
         self._siblings: dict[str, dict[LoraModuleType, LoraSite]] = defaultdict(dict)
         for path, site in self._sites.items():

@@ -111,7 +111,10 @@ def test_padding_rows_live_in_page_zero() -> None:
 def test_bfloat16() -> None:
     backend, metadata = make_backend(), make_metadata(torch.bfloat16)
     sequence = make_qkv(10).bfloat16()
-    outputs = [*run(backend, metadata, [sequence], [(0, 0, 9)], []), *run(backend, metadata, [sequence], [], [(0, 9)])]
+    outputs = [
+        *run(backend, metadata, [sequence], [(0, 0, 9)], []),
+        *run(backend, metadata, [sequence], [], [(0, 9)]),
+    ]
     torch.testing.assert_close(torch.cat(outputs).double(), attend(sequence), rtol=2e-2, atol=2e-2)
 
 

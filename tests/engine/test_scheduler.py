@@ -1,4 +1,5 @@
 import random
+import zlib
 from collections import Counter
 
 import pytest
@@ -109,7 +110,8 @@ class Engine:
 
 
 def next_token(request):
-    return hash((request.adapter_key, tuple(request.token_ids))) % 500 + 100
+    """Any token that depends on the adapter and on all tokens so far."""
+    return 100 + zlib.crc32(repr((request.adapter_key, request.token_ids)).encode()) % 500
 
 
 def expected_output(request):
@@ -220,8 +222,8 @@ def test_without_chunked_prefill_prompts_are_scheduled_whole():
         (
             20,
             {"max_tokens": 22},
-            "the prompt's 20 tokens and max_tokens=22 exceed the KV cache's 40 tokens: shorten the prompt, lower "
-            "max_tokens, or enlarge kv_cache_config",
+            "the prompt's 20 tokens and max_tokens=22 exceed the KV cache's 40 tokens: shorten the prompt, "
+            "lower max_tokens, or enlarge kv_cache_config",
         ),
         (
             4,

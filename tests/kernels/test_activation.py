@@ -25,6 +25,4 @@ def test_squared_relu(dtype: torch.dtype, tolerance: float) -> None:
     x = (2 * torch.randn(4, 9)).to(dtype)
     actual = squared_relu(x)
     assert actual.dtype == dtype
-    torch.testing.assert_close(
-        actual.double(), x.double().clamp(min=0) ** 2, rtol=tolerance, atol=tolerance
-    )
+    torch.testing.assert_close(actual.double(), x.double().clamp(min=0) ** 2, rtol=tolerance, atol=tolerance)
