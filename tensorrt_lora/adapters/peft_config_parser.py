@@ -40,7 +40,7 @@ class PeftConfigParser:
         return config
 
     def _check_targets(self, config: PeftConfig) -> None:
-        if not config.target_modules:
+        if not self._raw.get("target_modules"):
             self._add(
                 "target_modules is empty, so PEFT would apply nothing; name the modules that were trained"
             )

@@ -61,7 +61,7 @@ class SiteBinder:
 
     def bind(self, tensors: Mapping[str, torch.Tensor]) -> Binding:
         """Bind every tensor. Raises AdapterError listing all that cannot be applied exactly as PEFT would."""
-        keys = self._lora_keys(list(tensors))
+        keys = self._lora_keys(sorted(tensors))
         modules = []
         for halves in self._pair(keys).values():
             bound = self._bind_module(halves, tensors)

@@ -5,6 +5,7 @@ Called by the executor with the logits that the model engine kept for `LlmReques
 
 import torch
 
+from tensorrt_lora.engine.finite_logits import finite_rows, not_finite_error
 from tensorrt_lora.engine.llm_request import LlmRequest
 from tensorrt_lora.engine.token_logprobs import logprob_dict, logprob_table
 
@@ -35,10 +36,9 @@ def extend_prompt_logprobs(request: LlmRequest, positions: range, logits: torch.
         rows = logits[offset : offset + len(block)].float()
         next_tokens = request.tokens_between(block.start + 1, block.stop + 1)
         table = logprob_table(rows, torch.tensor(next_tokens, dtype=torch.int64, device=rows.device), top)
-        finite = rows.isfinite().all(dim=-1, keepdim=True)
-        host = torch.cat([table, finite.long()], dim=-1).cpu().numpy()
+        host = torch.cat([table, finite_rows(rows)[:, None].long()], dim=-1).cpu().numpy()
         for position, token_id, row in zip(block, next_tokens, host, strict=True):
             if not row[-1]:
-                return f"the model's logits for the prompt token at position {position + 1} are not finite"
+                return not_finite_error(request, position + 1)
             request.prompt_logprobs.append(logprob_dict(token_id, row[:-1], top))
     return None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from tensorrt_lora.engine.counter_rng import uniform
+from tensorrt_lora.engine.finite_logits import finite_rows, not_finite_error
 from tensorrt_lora.engine.llm_request import LlmRequest
 from tensorrt_lora.engine.penalties import apply_penalties
 from tensorrt_lora.engine.sampling_batch import DrawSettings, draw_settings, masked_entries, penalty_entries
@@ -50,7 +51,7 @@ class PendingSamples:
         for request, row in zip(self.rows, host, strict=True):
             token_id, finite, top = int(row[0]), bool(row[1]), request.sampling_params.logprobs
             if not finite:
-                samples.append(SampledToken(token_id, error=_not_finite(request)))
+                samples.append(SampledToken(token_id, error=not_finite_error(request, request.num_tokens)))
             elif top is None:
                 samples.append(SampledToken(token_id))
             else:
@@ -79,7 +80,7 @@ class Sampler:
         masked = masked_entries(rows, vocab_size, logits.device)
         settings = draw_settings(rows, vocab_size, logits.device)
         tops = [row.sampling_params.logprobs for row in rows if row.sampling_params.logprobs is not None]
-        finite = _finite_rows(logits)
+        finite = finite_rows(logits)
         if penalties is None and masked is None and settings is None and not tops:
             token_ids = logits.argmax(dim=-1)
             return PendingSamples(rows, token_ids, torch.stack([token_ids, finite], dim=-1))
@@ -109,18 +110,3 @@ def _draw(scores: torch.Tensor, settings: DrawSettings) -> torch.Tensor:
     if settings.min_p is not None:
         scores = apply_min_p(scores, settings.min_p)
     return draw_tokens(scores, uniform(settings.seeds, settings.positions))
-
-
-def _finite_rows(logits: torch.Tensor) -> torch.Tensor:
-    """Whether all logits of a row are finite, bool [n]; NaN goes through minimum and maximum."""
-    lowest, highest = logits.aminmax(dim=-1)
-    return lowest.isfinite() & highest.isfinite()
-
-
-def _not_finite(request: LlmRequest) -> str:
-    key = request.adapter_key
-    model = "the base model" if key is None else f"adapter id {key.adapter_id}"
-    return (
-        f"request {request.request_id}: the logits for position {request.num_tokens} are not finite; "
-        f"{model} gave NaN or infinite values"
-    )

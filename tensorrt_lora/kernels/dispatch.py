@@ -6,8 +6,8 @@ Called by the public op of every file in `kernels/`, and by nothing else; it kno
 import torch
 import triton
 
-# Triton decides at decoration time whether a kernel is compiled or interpreted, so this is read at import too:
-# TRITON_INTERPRET=1 must be set before the first import of `tensorrt_lora`.
+# Triton decides at decoration time whether a kernel is compiled or interpreted, so this is read at import
+# too: TRITON_INTERPRET=1 must be set before the first import of `tensorrt_lora`.
 _INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
 
 # The interpreter computes bfloat16 wrongly without saying so, and our kernels accumulate in float32.

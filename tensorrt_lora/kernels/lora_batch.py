@@ -27,7 +27,7 @@ IntArray = npt.NDArray[np.int32]
 
 @dataclass(slots=True)
 class LoraTables:
-    """LoRA weights of one LoraLayer (modules that read the same x) of one decoder layer, at stable addresses."""
+    """Weights of one LoraLayer (modules that read the same x) of one decoder layer, at stable addresses."""
 
     a_pool: Tensor
     """[modules, rows, in], the model's dtype; rows = pages * RANK_PAGE."""
@@ -103,15 +103,15 @@ class LoraBatchArrays(NamedTuple):
 
 
 def choose_tile_size(num_tokens: int) -> int:
-    """Tokens a tile: small where rows are few and spread over adapters, large where tensor cores can be fed."""
+    """Tokens a tile: few where rows are few and spread over adapters, many where they feed tensor cores."""
     return DECODE_TILE_SIZE if num_tokens <= _MAX_DECODE_TOKENS else PREFILL_TILE_SIZE
 
 
 def max_tiles(num_tokens: int, num_slots: int, tile_size: int) -> int:
     """Upper bound of the tiles of `num_tokens` tokens, whatever slots they use.
 
-    A slot of n >= 1 tokens takes ceil(n / tile_size) = 1 + (n - 1) // tile_size tiles. Over the g <= min(T, slots)
-    slots present, whose n sum to at most T, that is at most g + (T - g) // tile_size <= min(T, slots) + T // tile_size.
+    A slot of n >= 1 tokens takes ceil(n / tile_size) = 1 + (n - 1) // tile_size tiles. The g <= min(T, slots)
+    slots present have at most T tokens together, so all take at most g + (T - g) // tile_size tiles.
     """
     return num_tokens // tile_size + min(num_tokens, num_slots)
 
@@ -121,8 +121,8 @@ def build_lora_batch_arrays(
 ) -> LoraBatchArrays:
     """Sort the tokens by slot and cut each slot's tokens into tiles.
 
-    `token_slots` holds each token's slot, -1 for base rows; `capacity` is the length of the three tile arrays,
-    at least `max_tiles` of these tokens. Tiles never cross a slot, and base rows have none.
+    `token_slots` holds each token's slot, -1 for base rows; `capacity` is the length of the three tile
+    arrays, at least `max_tiles` of these tokens. Tiles never cross a slot, and base rows have none.
     """
     slots = np.asarray(token_slots, dtype=np.int32)
     assert capacity >= max_tiles(len(slots), num_slots, tile_size)
@@ -156,8 +156,8 @@ def build_lora_batch_arrays(
 class LoraBatchBuffers:
     """The device side of every step's batch: one buffer, so that one copy a step fills it.
 
-    Where a field lies depends on the number of tokens alone, so a graph captured for T tokens finds the batch of every
-    later step of T tokens where it read the first.
+    Where a field lies depends on the number of tokens alone, so a graph captured for T tokens finds the batch
+    of every later step of T tokens where it read the first.
     """
 
     def __init__(self, max_num_tokens: int, num_slots: int, device: torch.device) -> None:
@@ -169,7 +169,7 @@ class LoraBatchBuffers:
         self._staging = PinnedStaging(self._buffer)
 
     def write(self, token_slots: Sequence[int] | IntArray) -> LoraBatch:
-        """Build the batch of these tokens (slot of each, -1 for base and padding rows), put it on the device in place.
+        """Build the batch of tokens with these slots (-1 for base and padding rows), in place on the device.
 
         Does not wait for the device. The views returned are the same for every step of as many tokens.
         """
@@ -179,5 +179,6 @@ class LoraBatchBuffers:
         tiles = max_tiles(num_tokens, self._num_slots, tile_size)
         arrays = build_lora_batch_arrays(token_slots, self._num_slots, tile_size, capacity=tiles)
         self._staging.copy(np.concatenate(arrays))
-        views = self._buffer[: 2 * num_tokens + 3 * tiles].split([num_tokens, num_tokens, tiles, tiles, tiles])
-        return LoraBatch(*views, tile_size=tile_size, max_tiles=tiles)
+        lengths = [num_tokens, num_tokens, tiles, tiles, tiles]
+        slots, tokens, tile_slot, tile_start, tile_len = self._buffer[: sum(lengths)].split(lengths)
+        return LoraBatch(slots, tokens, tile_slot, tile_start, tile_len, tile_size, tiles)

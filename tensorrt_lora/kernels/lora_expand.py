@@ -1,7 +1,7 @@
 """delta = (scale h) B for every row's own adapter, added to or stored as the output: the second half of LoRA.
 
-Called by `lora/layer.py` with what `lora_shrink` left in `h`. Delta is rounded to the output's dtype before it is added,
-so that adding here and adding a stored delta later give the same bits.
+Called by `lora/layer.py` with what `lora_shrink` left in `h`. Delta is rounded to the output's dtype before
+it is added, so that adding here and adding a stored delta later give the same bits.
 """
 
 from dataclasses import dataclass
@@ -24,15 +24,15 @@ MAX_MODULES = 3  # of a LoraLayer: q, k and v
 
 
 def lora_expand(h: Tensor, tables: LoraTables, batch: LoraBatch, out: Tensor, accumulate: bool) -> None:
-    """delta[t] = round(round(scale * sum of the slices of h[:, m, t]) @ B[m, slot of t]), for all modules' columns.
+    """delta[t] = round(round(scale * sum of h[:, m, t]) @ B[m, slot of t]) in the columns of module m.
 
-    The slices are summed in order and scaled in float32, then rounded to `out`'s dtype; the product accumulates in
-    float32 and is rounded to `out`'s dtype too.
+    The slices are summed in order and scaled in float32, then rounded to `out`'s dtype; the product accumulates
+    in float32 and is rounded to `out`'s dtype too.
 
     Args:
         h: [splits, modules, T, max_rank] float32, contiguous; only what `lora_shrink` writes is read.
-        out: [T, sum(output_sizes)], the tables' dtype, rows may be strided. With `accumulate` the deltas are added and
-            base rows are left untouched; without, `out` is overwritten: zeros for base rows and untouched modules.
+        out: [T, sum(output_sizes)], the tables' dtype, rows may be strided. With `accumulate` the deltas are
+            added, and base rows and untouched modules left as they are; without, these become zeros.
     """
     assert out.shape == (batch.token_slots.shape[0], tables.b_pool.shape[1]) and out.stride(-1) == 1
     assert h.is_contiguous() and h.shape[1:] == (tables.num_modules, out.shape[0], tables.max_rank)
@@ -75,8 +75,8 @@ class ExpandConfig:
     num_warps: int
 
 
-# The rank is one tile up to the last block_r of a row of the table: a loop over longer ranks is rare and is not
-# pipelined, because sm_90 with Triton 3.6 can compute NaN when the first operand of a pipelined dot was converted.
+# The rank is one tile, up to the last block_r of a row here. The loop over longer ones is not pipelined: on
+# sm_90 Triton 3.6 can compute NaN when the first operand of a pipelined dot was converted.
 EXPAND_CONFIGS: dict[tuple[int, bool], tuple[ExpandConfig, ...]] = {
     (DECODE_TILE_SIZE, True): (
         ExpandConfig(block_m=16, block_n=128, block_r=16, num_warps=4),
@@ -92,14 +92,14 @@ EXPAND_CONFIGS: dict[tuple[int, bool], tuple[ExpandConfig, ...]] = {
     ),
     (DECODE_TILE_SIZE, False): (
         ExpandConfig(block_m=16, block_n=64, block_r=16, num_warps=4),
-        ExpandConfig(block_m=16, block_n=64, block_r=64, num_warps=4),
+        ExpandConfig(block_m=16, block_n=64, block_r=64, num_warps=8),
     ),
     (PREFILL_TILE_SIZE, False): (
         ExpandConfig(block_m=64, block_n=64, block_r=16, num_warps=8),
         ExpandConfig(block_m=64, block_n=32, block_r=64, num_warps=8),
     ),
 }
-"""Per (tile size, 16-bit dtype), by rising block_r: the smallest that covers max_rank is taken, else the last."""
+"""By (tile size, 16-bit dtype), block_r rising: the first that covers max_rank is taken, else the last."""
 
 
 def expand_config(tile_size: int, dtype: torch.dtype, max_rank: int) -> ExpandConfig:
@@ -108,7 +108,9 @@ def expand_config(tile_size: int, dtype: torch.dtype, max_rank: int) -> ExpandCo
     return next((config for config in configs if config.block_r >= max_rank), configs[-1])
 
 
-def _lora_expand_triton(h: Tensor, tables: LoraTables, batch: LoraBatch, out: Tensor, accumulate: bool) -> None:
+def _lora_expand_triton(
+    h: Tensor, tables: LoraTables, batch: LoraBatch, out: Tensor, accumulate: bool
+) -> None:
     tokens = out.shape[0]
     if tokens == 0:
         return
@@ -207,7 +209,7 @@ def _lora_expand_kernel(
     position = tl.arange(0, BLOCK_M)
 
     tile = tl.program_id(1)
-    if not ACCUMULATE:
+    if not ACCUMULATE:  # noqa: SIM102 (decided when the kernel is compiled)
         if tile >= num_tiles:
             token = (tile - num_tiles) * BLOCK_M + position
             base_row = tl.load(token_slots + token, mask=token < num_tokens, other=0) < 0
@@ -216,7 +218,7 @@ def _lora_expand_kernel(
             tl.store(rows[:, None] + column[None, :], zeros, mask=base_row[:, None] & in_module[None, :])
             return
 
-    # Loads are issued before anything waits for one: a program is three dependent reads long and little else.
+    # Loads are issued before anything waits for one: at decode a program is little but dependent reads.
     slot = tl.load(tile_slot + tile)
     start = tl.load(tile_start + tile)
     length = tl.load(tile_len + tile)
@@ -244,7 +246,7 @@ def _lora_expand_kernel(
         b_rows = b_pool + (page * PAGE + rank_row % PAGE).to(tl.int64) * b_row_stride
         b_mask = live_row[:, None] & in_module[None, :]
         b_tile = tl.load(b_rows[:, None] + column[None, :], mask=b_mask, other=0.0)
-        # Whole pages are loaded, which keeps the loads wide, and what no shrink has written is dropped afterwards.
+        # Whole pages are loaded, which keeps the loads wide; what no shrink has written is dropped after.
         h_tile = h_rows[:, None] + rank_row[None, :]
         h_mask = live_token[:, None] & (rank_row < tl.cdiv(slot_rank, PAGE) * PAGE)[None, :]
         h_sum = tl.load(h_tile, mask=h_mask, other=0.0)

@@ -1,7 +1,7 @@
 """h = x A for every row's own adapter, in slices of K: the first half of the LoRA branch.
 
-Called by `lora/layer.py`, which allocates `out` for the number of slices `num_splits` asks for; `lora_expand` sums the
-slices. The rank rows of all modules are one axis, so that a program covers several modules where their ranks are small.
+Called by `lora/layer.py`, which allocates `out` for as many slices as `num_splits` says; `lora_expand` sums
+them. The rank rows of all modules are one axis, so a program covers several modules where ranks are small.
 """
 
 from dataclasses import dataclass
@@ -26,10 +26,10 @@ _SPLIT_ALIGNMENT = 128  # K slices are whole K blocks of every decode configurat
 def num_splits(tokens: int, in_features: int, device: torch.device) -> int:
     """Slices of K for `tokens` rows: a function of static facts only, so that a captured graph stays valid.
 
-    A shrink has few output tiles and a long K. Up to 16 slices of at least 256 columns spread the reads of A over
-    enough SMs at decode (with the modules, 16 to 64 programs that together keep all bytes of an adapter in flight);
-    more would cost the expand, whose every program reads all slices, what they save here. With T the slices become
-    fewer, as tiles fill the device: about 64 programs per module, and none from 1024 tokens on.
+    A shrink has few output tiles and a long K. At decode up to 16 slices of at least 256 columns spread the
+    reads of A over enough SMs: times the modules, 16 to 64 programs that keep all of an adapter in flight.
+    More would cost the expand, whose every program reads all slices, what they save here. As tiles fill the
+    device the slices become fewer: 64 programs per module and rank block, one slice from 1024 tokens on.
     """
     if device.type != "cuda":
         return 1
@@ -45,8 +45,8 @@ def lora_shrink(x: Tensor, tables: LoraTables, batch: LoraBatch, out: Tensor) ->
 
     Args:
         x: [T, in], the tables' dtype, rows may be strided.
-        out: [splits, modules, T, max_rank] float32, contiguous. Rows of base tokens and ranks beyond those of the
-            token's adapter are left unwritten; every slice is written, an empty one with zeros.
+        out: [splits, modules, T, max_rank] float32, contiguous. Rows of base tokens and ranks beyond those of
+            the token's adapter are left unwritten; every slice is written, an empty one with zeros.
     """
     assert x.shape[0] == batch.token_slots.shape[0] == out.shape[2] and x.stride(-1) == 1
     assert out.is_contiguous() and out.shape[1:] == (tables.num_modules, x.shape[0], tables.max_rank)
@@ -57,7 +57,7 @@ def lora_shrink(x: Tensor, tables: LoraTables, batch: LoraBatch, out: Tensor) ->
 
 
 def lora_shrink_reference(x: Tensor, tables: LoraTables, batch: LoraBatch, out: Tensor) -> None:
-    """The same in torch. The kernel's slices are whole K blocks, these are even: only the sums are comparable."""
+    """The same in torch. The kernel's slices are whole K blocks, these are even: their sums agree."""
     compute_dtype = torch.promote_types(x.dtype, torch.float32)
     ranks = tables.rank.tolist()
     width = triton.cdiv(x.shape[1], out.shape[0])
@@ -82,8 +82,8 @@ class ShrinkConfig:
     num_stages: int
 
 
-# Decode: A is read once, so its rows are spread over programs. Prefill: x is the large operand, so one program takes
-# all rank rows it can and reads x once. float32 halves what fits in shared memory and has no tensor cores to feed.
+# Decode: A is read once, so its rows are spread over programs. Prefill: x is the large operand, so one program
+# takes all rank rows it can and reads x once. float32 has no tensor cores to feed, and half the room.
 SHRINK_CONFIGS: dict[tuple[int, bool], tuple[ShrinkConfig, ...]] = {
     (DECODE_TILE_SIZE, True): (
         ShrinkConfig(block_m=16, block_r=16, block_k=128, num_warps=4, num_stages=4),
@@ -106,7 +106,7 @@ SHRINK_CONFIGS: dict[tuple[int, bool], tuple[ShrinkConfig, ...]] = {
         ShrinkConfig(block_m=64, block_r=64, block_k=32, num_warps=4, num_stages=3),
     ),
 }
-"""Per (tile size, 16-bit dtype), by rising block_r: the smallest that covers all rank rows is taken, else the last."""
+"""By (tile size, 16-bit dtype), block_r rising: the first to cover all rank rows is taken, else the last."""
 
 
 def shrink_config(tile_size: int, dtype: torch.dtype, rank_rows: int) -> ShrinkConfig:
@@ -153,11 +153,18 @@ def _lora_shrink_triton(x: Tensor, tables: LoraTables, batch: LoraBatch, out: Te
     )
 
 
-# The batch's fields and the tables' rows start wherever T and the layer put them: specialising on their alignment, or
-# on a count of one, would compile the same kernel many times over.
+# The batch's fields and the tables' rows start wherever T and the layer put them: specialising on their
+# alignment, or on a count of one, would compile the same kernel many times over.
 @triton.jit(
     do_not_specialize=["num_tokens", "num_slots", "page_stride"],
-    do_not_specialize_on_alignment=["page_table", "rank", "sorted_tokens", "tile_slot", "tile_start", "tile_len"],
+    do_not_specialize_on_alignment=[
+        "page_table",
+        "rank",
+        "sorted_tokens",
+        "tile_slot",
+        "tile_start",
+        "tile_len",
+    ],
 )
 def _lora_shrink_kernel(
     x,
@@ -188,7 +195,7 @@ def _lora_shrink_kernel(
     """One program: the rows of one tile times BLOCK_R rank rows, over one slice of K."""
     split = tl.program_id(1)
     tile = tl.program_id(2)
-    # Loads are issued before anything waits for one: at decode a program is four dependent reads long and little else.
+    # Loads are issued before anything waits for one: at decode a program is little but dependent reads.
     slot = tl.load(tile_slot + tile)
     start = tl.load(tile_start + tile)
     length = tl.load(tile_len + tile)
@@ -206,7 +213,7 @@ def _lora_shrink_kernel(
     live_token = position < length
     token = tl.load(sorted_tokens + start + position, mask=live_token, other=0).to(tl.int64)
     live_row = rank_row < row_rank
-    if MAX_RANK % BLOCK_R == 0:  # the block lies in one module, perhaps wholly beyond the adapter's rank there
+    if MAX_RANK % BLOCK_R == 0:  # the block lies in one module, perhaps wholly beyond the rank there
         first_row = tl.program_id(0) * BLOCK_R
         if first_row % MAX_RANK >= tl.load(rank + first_row // MAX_RANK * num_slots + slot):
             return
@@ -224,7 +231,9 @@ def _lora_shrink_kernel(
             a_tile = tl.load(a_rows[:, None] + k[None, :], mask=live_row[:, None], other=0.0)
         else:
             in_k = k < in_features
-            x_tile = tl.load(x_rows[:, None] + k[None, :], mask=live_token[:, None] & in_k[None, :], other=0.0)
+            x_tile = tl.load(
+                x_rows[:, None] + k[None, :], mask=live_token[:, None] & in_k[None, :], other=0.0
+            )
             a_tile = tl.load(a_rows[:, None] + k[None, :], mask=live_row[:, None] & in_k[None, :], other=0.0)
         acc = tl.dot(x_tile, tl.trans(a_tile), acc, input_precision="ieee")
 

@@ -1,19 +1,26 @@
-"""Every LoRA kernel compiles for sm_90, in every configuration that ships, without a GPU: it fits and spills nothing."""
+"""The LoRA kernels compile for sm_90 without a GPU in every shipped configuration, fit, and spill nothing."""
 
 import pytest
 import torch
 
-from tensorrt_lora.kernels.lora_batch import RANK_PAGE
+from tensorrt_lora.kernels.lora_batch import RANK_PAGE, choose_tile_size
 from tensorrt_lora.kernels.lora_expand import EXPAND_CONFIGS, ExpandConfig, _lora_expand_kernel, expand_config
-from tensorrt_lora.kernels.lora_shrink import SHRINK_CONFIGS, ShrinkConfig, _lora_shrink_kernel, num_splits, shrink_config
+from tensorrt_lora.kernels.lora_shrink import (
+    SHRINK_CONFIGS,
+    ShrinkConfig,
+    _lora_shrink_kernel,
+    num_splits,
+    shrink_config,
+)
 from tests.support.sm90 import SHARED_MEMORY_LIMIT, Resources, compile_sm90
 
 INDICES = dict.fromkeys(
     ("page_table", "rank", "token_slots", "sorted_tokens", "tile_slot", "tile_start", "tile_len"), "i32"
 )
 ELEMENT = {True: "bf16", False: "fp32"}
+MOST_SPLITS = {16: 16, 64: 4}  # by tile size
 # (splits, max_rank or None for the configuration's own, accumulate)
-EXPAND_VARIANTS = [(1, None, True), (1, None, False), (4, None, True), (1, 256, True)]
+EXPAND_VARIANTS = [(1, None, False), (16, None, True), (1, 256, True)]
 
 
 def assert_fits(resources: Resources) -> None:
@@ -23,7 +30,8 @@ def assert_fits(resources: Resources) -> None:
 
 @pytest.mark.parametrize("even_k", [True, False])
 @pytest.mark.parametrize(
-    ("half", "config"), [(half, config) for (_, half), configs in SHRINK_CONFIGS.items() for config in configs]
+    ("half", "config"),
+    [(half, config) for (_, half), configs in SHRINK_CONFIGS.items() for config in configs],
 )
 def test_shrink(half: bool, config: ShrinkConfig, even_k: bool) -> None:
     constants = {
@@ -36,40 +44,35 @@ def test_shrink(half: bool, config: ShrinkConfig, even_k: bool) -> None:
         "EVEN_K": even_k,
     }
     pointers = {**INDICES, "x": ELEMENT[half], "a_pool": ELEMENT[half], "out": "fp32"}
-    assert_fits(
-        compile_sm90(
-            _lora_shrink_kernel,
-            pointers,
-            constants,
-            num_warps=config.num_warps,
-            num_stages=config.num_stages,
-        )
-    )
+    assert_fits(compile_sm90(_lora_shrink_kernel, pointers, constants, config.num_warps, config.num_stages))
 
 
 @pytest.mark.parametrize(("splits", "max_rank", "accumulate"), EXPAND_VARIANTS)
 @pytest.mark.parametrize(
-    ("half", "config"), [(half, config) for (_, half), configs in EXPAND_CONFIGS.items() for config in configs]
+    ("half", "config"),
+    [(half, config) for (_, half), configs in EXPAND_CONFIGS.items() for config in configs],
 )
-def test_expand(half: bool, config: ExpandConfig, splits: int, max_rank: int | None, accumulate: bool) -> None:
+def test_expand(
+    half: bool, config: ExpandConfig, splits: int, max_rank: int | None, accumulate: bool
+) -> None:
     constants = {
         "MODULES": 3,
         "MAX_RANK": max_rank or config.block_r,
         "PAGE": RANK_PAGE,
-        "SPLITS": splits if config.block_m > 16 else 4 * splits,  # decode has up to 16 slices, prefill up to 4
+        "SPLITS": min(splits, MOST_SPLITS[config.block_m]),
         "ACCUMULATE": accumulate,
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
         "BLOCK_R": config.block_r,
     }
     pointers = {**INDICES, "scale": "fp32", "h": "fp32", "b_pool": ELEMENT[half], "out": ELEMENT[half]}
-    assert_fits(compile_sm90(_lora_expand_kernel, pointers, constants, num_warps=config.num_warps, num_stages=1))
+    assert_fits(compile_sm90(_lora_expand_kernel, pointers, constants, config.num_warps, num_stages=1))
 
 
-def test_prefill_tiles_never_meet_more_slices_than_are_compiled_here() -> None:
-    cuda = torch.device("cuda")
-    assert max(num_splits(tokens, 65536, cuda) for tokens in range(129, 4096)) == 4
-    assert max(num_splits(tokens, 65536, cuda) for tokens in range(1, 129)) == 16
+@pytest.mark.parametrize("num_tokens", [1, 2, 16, 17, 32, 33, 64, 128, 129, 192, 256, 257, 1024, 8192])
+def test_no_launch_has_more_slices_than_are_compiled_here(num_tokens: int) -> None:
+    splits = num_splits(num_tokens, 65536, torch.device("cuda"))
+    assert splits <= MOST_SPLITS[choose_tile_size(num_tokens)]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

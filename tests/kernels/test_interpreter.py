@@ -1,4 +1,4 @@
-"""Runs the tests of the ops once more with TRITON_INTERPRET=1: what checked the references now checks the kernels.
+"""Runs the tests of the ops again with TRITON_INTERPRET=1: what checked the references checks the kernels.
 
 Triton reads the variable when it is imported, hence the process of its own.
 """

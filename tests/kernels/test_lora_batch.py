@@ -14,12 +14,15 @@ from tensorrt_lora.kernels.lora_batch import (
 )
 from tests.support.lora_tables import make_lora_batch, make_lora_tables
 
+FIELDS = ("token_slots", "sorted_tokens", "tile_slot", "tile_start", "tile_len")
+
 
 @pytest.mark.parametrize("seed", range(100))
 def test_tiles_partition_the_adapter_rows(seed: int) -> None:
     random = np.random.default_rng(seed)
     num_slots, tile_size = int(random.integers(1, 12)), int(random.choice([1, 2, 3, 16, 64]))
-    present = random.choice(np.arange(-1, num_slots), size=int(random.integers(1, num_slots + 2)), replace=False)
+    num_present = int(random.integers(1, num_slots + 2))
+    present = random.choice(np.arange(-1, num_slots), size=num_present, replace=False)
     token_slots = random.choice(present, size=int(random.integers(0, 150))).astype(np.int32)
     num_tokens = len(token_slots)
     capacity = max_tiles(num_tokens, num_slots, tile_size) + int(random.integers(0, 3))
@@ -62,12 +65,12 @@ def test_segments_are_the_tokens_of_each_slot_in_order() -> None:
 def test_buffers_keep_their_addresses_and_clear_the_tail() -> None:
     buffers = LoraBatchBuffers(max_num_tokens=300, num_slots=5, device=torch.device("cpu"))
     many = buffers.write([0, 1, 2, 3, 4, -1, 0, 1])
-    addresses = [getattr(many, name).data_ptr() for name in ("token_slots", "sorted_tokens", "tile_slot")]
+    addresses = [getattr(many, name).data_ptr() for name in FIELDS]
     buffers.write([4] * 300)
 
     few = buffers.write([3, -1, -1, -1, -1, -1, -1, -1])
 
-    assert [getattr(few, name).data_ptr() for name in ("token_slots", "sorted_tokens", "tile_slot")] == addresses
+    assert [getattr(few, name).data_ptr() for name in FIELDS] == addresses
     assert few.tile_slot.tolist() == many.tile_slot.tolist() == [3, -1, -1, -1, -1]
     assert few.tile_start.tolist() == [0] * 5 and few.tile_len.tolist() == [1, 0, 0, 0, 0]
     assert few.max_tiles == 5
@@ -82,7 +85,7 @@ def test_written_batch_equals_the_built_arrays(num_tokens: int) -> None:
 
     built = make_lora_batch(token_slots, 5)
     assert written.tile_size == built.tile_size == choose_tile_size(num_tokens)
-    for name in ("token_slots", "sorted_tokens", "tile_slot", "tile_start", "tile_len"):
+    for name in FIELDS:
         assert torch.equal(getattr(written, name), getattr(built, name))
 
 

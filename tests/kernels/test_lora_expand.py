@@ -1,4 +1,4 @@
-"""lora_expand against a loop over tokens: the torch reference here, the Triton kernel under test_interpreter.py."""
+"""lora_expand against a loop over tokens: the reference here, the Triton kernel under test_interpreter.py."""
 
 import pytest
 import torch
@@ -44,7 +44,8 @@ def test_expand_equals_a_loop_over_tokens(
     tables = make_lora_tables(in_features=8, output_sizes=output_sizes, ranks=ranks, dtype=dtype)
     batch = make_lora_batch(token_slots, tables.rank.shape[1], tile_size=tile_size)
     h = make_h(tables, token_slots, splits)
-    base = torch.randn(len(token_slots), sum(output_sizes), generator=torch.Generator().manual_seed(3)).to(dtype)
+    delta_shape = (len(token_slots), sum(output_sizes))
+    base = torch.randn(delta_shape, generator=torch.Generator().manual_seed(3)).to(dtype)
     untouched = torch.tensor(token_slots) < 0
 
     delta = torch.full_like(base, torch.nan)
@@ -55,7 +56,7 @@ def test_expand_equals_a_loop_over_tokens(
     expected = expand_by_token(h.sum(0), tables, token_slots)
     torch.testing.assert_close(delta.double(), expected, rtol=0, atol=TOLERANCE[dtype])
     assert (delta[untouched] == 0).all()
-    assert torch.equal(added, base + delta)  # delta is rounded before it is added: every plan gives the same bits
+    assert torch.equal(added, base + delta)  # bit for bit: delta is rounded before it is added
     assert torch.equal(added[untouched], base[untouched])
 
 

@@ -1,4 +1,4 @@
-"""Random `LoraTables` and `LoraBatch`es for tests, and what LoRA means, written as a loop over tokens in float64."""
+"""Random `LoraTables` and `LoraBatch`es for tests, and what LoRA means: a loop over tokens in float64."""
 
 from collections.abc import Sequence
 
@@ -25,10 +25,10 @@ def make_lora_tables(
     max_rank: int | None = None,
     seed: int = 0,
 ) -> LoraTables:
-    """Tables with `ranks[module][slot]`, the pages of each slot in random order; rows beyond the ranks are NaN.
+    """Tables with `ranks[module][slot]`, the pages of each slot in random order; other rows are NaN.
 
-    Weights are scaled so that h and delta are of order 1 for x of order 1. `max_rank` defaults to the largest rank,
-    rounded up to whole pages.
+    Weights are scaled so that h and delta are of order 1 for x of order 1. `max_rank` defaults to the largest
+    rank, rounded up to whole pages.
     """
     generator = torch.Generator().manual_seed(seed)
     largest = max(max(module) for module in ranks)
@@ -48,9 +48,10 @@ def make_lora_tables(
     for module, columns in enumerate(tables.column_slices):
         for slot, rank in enumerate(ranks[module]):
             rows = tables.pool_rows(slot, rank)
-            width = output_sizes[module]
-            tables.a_pool[module, rows] = torch.randn(rank, in_features, generator=generator) * in_features**-0.5
-            tables.b_pool[rows, columns] = torch.randn(rank, width, generator=generator) * max(rank, 1) ** -0.5
+            a = torch.randn(rank, in_features, generator=generator)
+            b = torch.randn(rank, output_sizes[module], generator=generator)
+            tables.a_pool[module, rows] = a * in_features**-0.5
+            tables.b_pool[rows, columns] = b * max(rank, 1) ** -0.5
     tables.a_pool = tables.a_pool.to(device, dtype)
     tables.b_pool = tables.b_pool.to(device, dtype)
     for name in ("page_table", "rank", "scale"):
@@ -74,7 +75,7 @@ def make_lora_batch(
 
 
 def shrink_by_token(x: Tensor, tables: LoraTables, token_slots: Sequence[int]) -> Tensor:
-    """[modules, T, max_rank] float64: x A of every token, zeros where `lora_shrink` leaves its output unwritten."""
+    """[modules, T, max_rank] float64: x A of every token, zeros where `lora_shrink` writes nothing."""
     h = torch.zeros((tables.num_modules, x.shape[0], tables.max_rank), dtype=torch.float64, device=x.device)
     for token, slot in enumerate(token_slots):
         for module in range(tables.num_modules if slot >= 0 else 0):

@@ -22,9 +22,9 @@ class Resources:
 
 
 def compile_sm90(
-    kernel: Any, pointers: dict[str, str], constants: dict[str, object], *, num_warps: int, num_stages: int
+    kernel: Any, pointers: dict[str, str], constants: dict[str, object], num_warps: int, num_stages: int
 ) -> Resources:
-    """Compile `kernel` with `pointers` (name -> element type), `constants`, and 32-bit integers for all the rest.
+    """Compile `kernel` with `pointers` (name -> element type), `constants`, and 32-bit integers for the rest.
 
     Arguments are taken as divisible by 16, except those that the kernel does not specialise on.
     """

@@ -102,7 +102,7 @@ def random_tensors(sites: dict[str, LoraSite], leaves: tuple[str, ...], rank: in
     return tensors
 
 
-def config_fields(rank: int, target_modules: object, **fields: object) -> dict[str, object]:
+def config_fields(rank: int, target_modules: object, /, **fields: object) -> dict[str, object]:
     """The fields of a small adapter_config.json; `fields` replaces or adds some."""
     defaults = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": 2 * rank, "bias": "none"}
     return {**defaults, "init_lora_weights": True, "target_modules": target_modules, **fields}
