@@ -57,7 +57,7 @@ def lora_shrink(x: Tensor, tables: LoraTables, batch: LoraBatch, out: Tensor) ->
 
 
 def lora_shrink_reference(x: Tensor, tables: LoraTables, batch: LoraBatch, out: Tensor) -> None:
-    """The same in torch. The kernel's slices are whole K blocks, these are even: their sums agree."""
+    """The same in torch. The kernel's slices are whole K blocks, these are even; their sums agree."""
     compute_dtype = torch.promote_types(x.dtype, torch.float32)
     ranks = tables.rank.tolist()
     width = triton.cdiv(x.shape[1], out.shape[0])

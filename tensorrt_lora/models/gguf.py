@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import shutil
+import struct
 import tempfile
 from pathlib import Path
 
@@ -26,6 +27,8 @@ _CACHE_VARIABLE = "TENSORRT_LORA_CACHE"
 _CONVERSION_FORMAT = 1
 _CONFIG_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 _WEIGHT_FILES = ["model*.safetensors"]
+# What transformers' GGUF reader raises for damaged files, and for models that it does not know or cannot fill.
+_PARSER_ERRORS = (ValueError, RuntimeError, LookupError, OverflowError, struct.error)
 
 
 def resolve_checkpoint(model: str, *, with_weights: bool = True) -> Path:
@@ -98,7 +101,11 @@ def _convert_once(gguf_file: Path) -> Path:
     root.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=root, prefix=".converting-"))
     try:
-        _convert(gguf_file, scratch)
+        try:
+            _convert(gguf_file, scratch)
+        except _PARSER_ERRORS as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise ValueError(f"{gguf_file} cannot be converted, it may be damaged: {reason}") from error
         try:
             # A rename is atomic: nobody ever sees a half-written directory under the final name.
             scratch.rename(converted)

@@ -111,7 +111,7 @@ def test_death_while_serving_tells_the_exit_code_or_signal() -> None:
         receive_until(client, lambda got: False)
     client = start(ProcessExecutorClient)
     os.kill(int(client.info["pid"]), signal.SIGKILL)
-    with pytest.raises(EngineDeadError, match="SIGKILL .*out-of-memory"):
+    with pytest.raises(EngineDeadError, match=r"SIGKILL .*out-of-memory"):
         receive_until(client, lambda got: False)
     with pytest.raises(EngineDeadError, match="create a new LLM"):
         client.submit(request(1, [5]))

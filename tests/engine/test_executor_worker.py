@@ -55,10 +55,11 @@ def test_abort_reaches_a_running_request() -> None:
 
     def send(responses: list[GenerationResponse]) -> None:
         sent.extend(responses)
-        inbox.put(AbortRequest(1) if len(sent) < 3 else None)
+        inbox.put(None if sent[-1].finish_reason == "abort" else AbortRequest(1))
 
     run_loop(executor, inbox, send)
-    assert "abort" in [response.finish_reason for response in sent]
+    assert executor.aborted == [1]
+    assert not executor.has_work
 
 
 def test_none_ends_the_loop_with_work_left() -> None:

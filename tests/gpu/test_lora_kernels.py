@@ -9,10 +9,7 @@ from tensorrt_lora.kernels.lora_expand import lora_expand, lora_expand_reference
 from tensorrt_lora.kernels.lora_shrink import lora_shrink, lora_shrink_reference, num_splits
 from tests.support.lora_tables import make_lora_batch, make_lora_tables
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 DEVICE = torch.device("cuda")
 NUM_SLOTS = 5
@@ -82,7 +79,11 @@ def check_against_references(x: Tensor, tables: LoraTables, batch: LoraBatch) ->
 @pytest.mark.parametrize("num_tokens", [1, 7, 64, 129, 1000, 8192])
 def test_mixed_batches(num_tokens: int, rank: int) -> None:
     tables = make_lora_tables(
-        in_features=2560, output_sizes=[512, 128, 136], ranks=ranks_up_to(rank), dtype=torch.bfloat16, device=DEVICE
+        in_features=2560,
+        output_sizes=[512, 128, 136],
+        ranks=ranks_up_to(rank),
+        dtype=torch.bfloat16,
+        device=DEVICE,
     )
     batch = make_lora_batch(random_slots(num_tokens), NUM_SLOTS, device=DEVICE)
     check_against_references(random_rows(num_tokens, 2560, torch.bfloat16), tables, batch)
@@ -106,7 +107,11 @@ def test_one_adapter_at_the_size_of_a_32b_projection(num_tokens: int) -> None:
 @pytest.mark.parametrize("num_tokens", [7, 129])
 def test_float32_and_widths_that_no_block_divides(num_tokens: int, rank: int) -> None:
     tables = make_lora_tables(
-        in_features=333, output_sizes=[130, 7], ranks=ranks_up_to(rank)[:2], dtype=torch.float32, device=DEVICE
+        in_features=333,
+        output_sizes=[130, 7],
+        ranks=ranks_up_to(rank)[:2],
+        dtype=torch.float32,
+        device=DEVICE,
     )
     batch = make_lora_batch(random_slots(num_tokens), NUM_SLOTS, device=DEVICE)
     x = random_rows(num_tokens, 333, torch.float32)
@@ -137,7 +142,11 @@ def test_row_offsets_beyond_32_bits() -> None:
 def test_a_graph_captured_without_adapters_replays_with_any(accumulate: bool) -> None:
     num_tokens = 16
     tables = make_lora_tables(
-        in_features=2560, output_sizes=[512, 128], ranks=ranks_up_to(32)[:2], dtype=torch.bfloat16, device=DEVICE
+        in_features=2560,
+        output_sizes=[512, 128],
+        ranks=ranks_up_to(32)[:2],
+        dtype=torch.bfloat16,
+        device=DEVICE,
     )
     buffers = LoraBatchBuffers(max_num_tokens=64, num_slots=NUM_SLOTS, device=DEVICE)
     x = random_rows(num_tokens, 2560, torch.bfloat16)
@@ -145,13 +154,13 @@ def test_a_graph_captured_without_adapters_replays_with_any(accumulate: bool) ->
     out = torch.empty_like(base)
     h = poisoned_h(tables, num_tokens, num_splits(num_tokens, 2560, DEVICE))
 
+    batch = buffers.write([-1] * num_tokens)
+
     def step() -> None:
-        batch = buffers.batch
         out.copy_(base)
         lora_shrink(x, tables, batch, h)
         lora_expand(h, tables, batch, out, accumulate)
 
-    buffers.write([-1] * num_tokens)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         step()
@@ -167,4 +176,6 @@ def test_a_graph_captured_without_adapters_replays_with_any(accumulate: bool) ->
         h.fill_(torch.nan)
         step()
         assert torch.equal(replayed, out)
-        assert torch.equal(replayed[-1], base[-1]) or token_slots[-1] >= 0 or not accumulate
+        expected = base.clone()
+        lora_expand_reference(h, tables, batch, expected, accumulate)
+        assert relative_error(replayed, expected) < 1e-3

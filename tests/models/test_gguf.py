@@ -17,6 +17,8 @@ from tensorrt_lora.models.modeling_decoder import DecoderModelForCausalLM
 from tests.support.paged_forward import PagedForward
 from tests.support.tiny_models import VOCAB_SIZE, make_tiny_model, make_tiny_tokenizer, save_tiny_model
 
+# transformers takes the default head size of 128 for any Qwen3 GGUF.
+SIZES: dict[str, object] = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 128}
 GGUF_NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -53,11 +55,13 @@ def write_gguf(file: Path, model: PreTrainedModel, dtype: torch.dtype) -> Path:
     writer.add_vocab_size(config.vocab_size)
 
     tokenizer = make_tiny_tokenizer()
-    unused = [f"<unused{index}>" for index in range(VOCAB_SIZE - len(tokenizer))]
+    # transformers wants at least one merge: two spaces.
+    tokens = [*tokenizer.convert_ids_to_tokens(range(len(tokenizer))), "\u0120\u0120"]
+    tokens += [f"<unused{index}>" for index in range(VOCAB_SIZE - len(tokens))]
     writer.add_tokenizer_model("gpt2")
-    writer.add_token_list([*tokenizer.convert_ids_to_tokens(range(len(tokenizer))), *unused])
-    writer.add_token_types([1] * 256 + [3] * (VOCAB_SIZE - 256))
-    writer.add_token_merges([])
+    writer.add_token_list(tokens)
+    writer.add_token_types([1] * 256 + [3] * 3 + [1] + [3] * (VOCAB_SIZE - 260))
+    writer.add_token_merges(["\u0120 \u0120"])
     writer.add_eos_token_id(config.eos_token_id)
     writer.add_chat_template(tokenizer.chat_template)
 
@@ -92,11 +96,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_conversion_keeps_every_bit(dtype: torch.dtype, tmp_path: Path, cache: Path) -> None:
-    model = make_tiny_model("qwen3_untied")
+    model = make_tiny_model("qwen3_untied", overrides=SIZES)
     converted = resolve_checkpoint(str(write_gguf(tmp_path / "tiny.gguf", model, dtype)))
     config = ModelConfig.from_pretrained(str(converted))
     assert (
-        config.architecture == "Qwen3ForCausalLM" and config.head_dim == 16 and config.eos_token_ids == (258,)
+        config.architecture == "Qwen3ForCausalLM" and config.head_dim == 128 and config.eos_token_ids == (258,)
     )
     assert config.hf_config.dtype == dtype
     targets = checkpoint_targets(load(converted))
@@ -106,7 +110,7 @@ def test_conversion_keeps_every_bit(dtype: torch.dtype, tmp_path: Path, cache: P
 
 
 def test_tokenizer_comes_along(tmp_path: Path, cache: Path) -> None:
-    file = write_gguf(tmp_path / "tiny.gguf", make_tiny_model("qwen3_untied"), torch.float16)
+    file = write_gguf(tmp_path / "tiny.gguf", make_tiny_model("qwen3_untied", overrides=SIZES), torch.float16)
     tokenizer = AutoTokenizer.from_pretrained(resolve_checkpoint(str(file)))
     messages = [{"role": "user", "content": "Hello"}]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -118,7 +122,7 @@ def test_conversion_happens_once_for_equal_content(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "model").mkdir()
-    file = write_gguf(tmp_path / "model" / "tiny.gguf", make_tiny_model("qwen3_untied"), torch.float16)
+    file = write_gguf(tmp_path / "model" / "tiny.gguf", make_tiny_model("qwen3_untied", overrides=SIZES), torch.float16)
     converted = resolve_checkpoint(str(file))
     monkeypatch.delattr(gguf_module, "AutoModelForCausalLM")
     assert resolve_checkpoint(str(tmp_path / "model")) == converted
@@ -128,7 +132,7 @@ def test_conversion_happens_once_for_equal_content(
 def test_failed_conversion_leaves_nothing_behind(tmp_path: Path, cache: Path) -> None:
     pytest.importorskip("gguf")
     (tmp_path / "broken.gguf").write_bytes(b"GGUF but no more")
-    with pytest.raises(ValueError, match=re.escape(str(tmp_path / "broken.gguf"))):
+    with pytest.raises(ValueError, match=re.escape(f"{tmp_path / 'broken.gguf'} cannot be converted, it may be damaged")):
         resolve_checkpoint(str(tmp_path / "broken.gguf"))
     assert list(cache.iterdir()) == []
 
@@ -137,6 +141,16 @@ def test_checkpoint_directory_is_returned_as_it_is(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "llama", tokenizer=False)
     (tmp_path / "extra.gguf").touch()
     assert resolve_checkpoint(str(tmp_path)) == tmp_path
+
+
+@pytest.mark.parametrize("kept", [0.1, 0.5, 0.99])
+def test_truncated_gguf_is_named(kept: float, tmp_path: Path, cache: Path) -> None:
+    file = write_gguf(tmp_path / "cut.gguf", make_tiny_model("qwen3_untied", overrides=SIZES), torch.float16)
+    with file.open("r+b") as stream:
+        stream.truncate(int(kept * file.stat().st_size))
+    with pytest.raises(ValueError, match=re.escape(f"{file} cannot be converted, it may be damaged")):
+        resolve_checkpoint(str(file))
+    assert list(cache.iterdir()) == []
 
 
 def test_several_gguf_files_are_refused(tmp_path: Path) -> None:

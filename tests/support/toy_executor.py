@@ -1,7 +1,7 @@
 """An engine without a model, for tests of everything in front of it.
 
-It answers a prompt with the prompt, over and over; adapter k adds k to every token, and sequence i of n starts i
-tokens later. One token for each sequence a step.
+It answers a prompt with the prompt, over and over; adapter k adds k to every token, and sequence i of n starts
+i tokens later. One token for each sequence a step.
 """
 
 import os
