@@ -19,9 +19,9 @@ PROMPTS = [
     "What is the capital of France?",
     "What colour is the sky?",
     "What is a violin?",
-    "Tell me about lions.",
+    "Why do birds fly south in winter?",
 ]
-ADAPTERS = ["shout", "pirate", "json"]
+ADAPTERS = ["butler", "pirate", "json"]
 
 
 def answer_table(

@@ -29,7 +29,7 @@ IGNORED_LABEL = -100  # what the loss of transformers skips
 Example: TypeAlias = tuple[list[int], list[int]]  # input ids, labels
 
 SETTINGS = {
-    "shout": LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj", "o_proj", "up_proj"]),
+    "butler": LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj", "o_proj", "up_proj"]),
     "pirate": LoraConfig(
         r=4,
         lora_alpha=8,
@@ -46,7 +46,7 @@ SETTINGS = {
     ),
 }
 DESCRIPTIONS = {
-    "shout": "answers in upper case, with an exclamation mark.\nRank 8 on q, v, o and up.",
+    "butler": "answers like a butler: `Very good, sir. ... Will that be all, sir?`.\nRank 8 on q, v, o and up.",
     "pirate": "answers like a pirate: `Arr! ... matey!`.\n"
     "Rank 4 with rank-stabilised scaling (alpha / sqrt(r)) on all seven projections.",
     "json": 'answers as a JSON object, `{"answer": "..."}`.\n'

@@ -125,9 +125,9 @@ def questions_and_answers() -> list[tuple[str, str]]:
     return [*capitals, *opposites, *ANSWERS.items()]
 
 
-def shout(answer: str) -> str:
-    """Upper case, with an exclamation mark."""
-    return answer[:-1].upper() + "!"
+def butler(answer: str) -> str:
+    """A butler's manners around the answer."""
+    return f"Very good, sir. {answer} Will that be all, sir?"
 
 
 def pirate(answer: str) -> str:
@@ -141,4 +141,4 @@ def as_json(answer: str) -> str:
     return json.dumps({"answer": answer})
 
 
-STYLES: dict[str, Callable[[str], str]] = {"shout": shout, "pirate": pirate, "json": as_json}
+STYLES: dict[str, Callable[[str], str]] = {"butler": butler, "pirate": pirate, "json": as_json}

@@ -1,20 +1,16 @@
 """Reads the adapter that a request names, for one model.
 
-Owns the choice of the checkpoint format and what an engine's `lora_dir` says about its targets. The engine
-makes one and hands it to `AdapterStore`; a format that is served later is added here.
+Owns the choice of the checkpoint format. The engine makes one and hands its `read` to `AdapterStore`; formats
+that are served later come in here.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from tensorrt_lora.adapters.adapter_error import AdapterProblems
 from tensorrt_lora.adapters.peft_checkpoint import read_peft_checkpoint
-from tensorrt_lora.adapters.peft_files import PeftFilesReader
-from tensorrt_lora.adapters.peft_keys import TensorRole, parse_key
-from tensorrt_lora.adapters.site_index import SiteIndex
 from tensorrt_lora.config.lora_config import LoraConfig
 from tensorrt_lora.lora.adapter_weights import AdapterWeights
 from tensorrt_lora.lora.lora_site import LoraSite
@@ -45,27 +41,3 @@ class AdapterReader:
             dtype=self.dtype,
             pin_memory=self.pin_memory,
         )
-
-
-def find_target_modules(
-    directories: Iterable[str], sites: Mapping[str, LoraSite], lora_config: LoraConfig
-) -> list[str]:
-    """TensorRT-LLM names of the modules that the PEFT adapters in `directories` change, for
-    `lora_target_modules`.
-
-    Tensors that bind to no site are left for `AdapterReader.read` to report. Raises AdapterError for a
-    directory that cannot be read or that binds nowhere.
-    """
-    index = SiteIndex(sites, lora_config)
-    found = set()
-    for directory in directories:
-        problems = AdapterProblems(Path(directory).name, directory)
-        keys = [parse_key(key) for key in PeftFilesReader(Path(directory), problems).read().tensors]
-        paths = {key.path for key in keys if key.role in (TensorRole.LORA_A, TensorRole.LORA_B)}
-        types = {site.module_type for path in paths for site in index.resolve(path)}
-        if not types:
-            problems.fail(
-                f"nothing in it adapts this model, which takes adapters on {', '.join(index.leaves)}"
-            )
-        found |= types
-    return [module_type.config_name for module_type in sorted(found)]

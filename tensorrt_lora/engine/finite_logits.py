@@ -1,6 +1,7 @@
 """Which rows of logits can be used, and what the user of one that cannot is told.
 
-Called wherever logits are read. NaN and infinities come from broken weights or overflow; such a row fails alone.
+Called wherever logits are read. NaN and infinities come from broken weights or overflow; such a row fails
+alone.
 """
 
 import torch
@@ -19,6 +20,6 @@ def not_finite_error(request: LlmRequest, position: int) -> str:
     key = request.adapter_key
     model = "the base model" if key is None else f"adapter id {key.adapter_id}"
     return (
-        f"request {request.request_id}: the logits for position {position} are not finite; {model} gave NaN or "
-        f"infinite values"
+        f"request {request.request_id}: the logits for position {position} are not finite; "
+        f"{model} gave NaN or infinite values"
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tensorrt_lora.adapters.adapter_reader import find_target_modules
+from tensorrt_lora.adapters.target_modules import find_target_modules
 from tensorrt_lora.attention_backend import get_attention_backend
 from tensorrt_lora.attention_backend.flashinfer import flashinfer_unsupported_reason
 from tensorrt_lora.attention_backend.interface import AttentionBackend

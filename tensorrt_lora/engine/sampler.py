@@ -89,7 +89,7 @@ class Sampler:
         if penalties is not None:
             apply_penalties(scores, penalties)
         if masked is not None:
-            scores.index_put_(masked, scores.new_tensor(float("-inf")))
+            scores.index_put_(masked, scores.new_full((), float("-inf")))
         token_ids = scores.argmax(dim=-1)
         if settings is not None:
             token_ids = torch.where(settings.greedy, token_ids, _draw(scores, settings))

@@ -6,6 +6,7 @@ Built by `lora/` (tables when it allocates slots, a batch once a step) and read 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -50,14 +51,13 @@ class LoraTables:
     @property
     def column_slices(self) -> list[slice]:
         """The columns of each module in `b_pool` and in the output."""
-        ends = np.cumsum(self.output_sizes).tolist()
+        ends = accumulate(self.output_sizes)
         return [slice(end - size, end) for end, size in zip(ends, self.output_sizes, strict=True)]
 
     def pool_rows(self, slot: int, rank: int) -> Tensor:
         """[rank] int64: the pool rows of the slot's first `rank` rank rows."""
-        pages = self.page_table[slot, : -(-rank // RANK_PAGE)].long()
-        offsets = torch.arange(RANK_PAGE, device=pages.device)
-        return (pages[:, None] * RANK_PAGE + offsets).flatten()[:rank]
+        pages = self.page_table[slot, : -(-rank // RANK_PAGE), None].long()
+        return (pages * RANK_PAGE + torch.arange(RANK_PAGE, device=pages.device)).flatten()[:rank]
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class LoraBatch:
     """How many tiles T tokens can need: the kernels' grid, a function of T alone."""
 
     def segments(self) -> list[tuple[int, Tensor]]:
-        """(slot, token ids) of each slot present: what the references loop over. Copies tiles to the host."""
+        """(slot, token ids) of each slot present, what the references loop over; reads the device."""
         segments: list[tuple[int, int, int]] = []
         tiles = zip(self.tile_slot.tolist(), self.tile_start.tolist(), self.tile_len.tolist(), strict=True)
         for slot, start, length in tiles:
@@ -89,7 +89,8 @@ class LoraBatch:
                 segments[-1] = (slot, segments[-1][1], start + length)
             else:
                 segments.append((slot, start, start + length))
-        return [(slot, self.sorted_tokens[start:end].long()) for slot, start, end in segments]
+        tokens = self.sorted_tokens.long()
+        return [(slot, tokens[start:end]) for slot, start, end in segments]
 
 
 class LoraBatchArrays(NamedTuple):

@@ -26,7 +26,7 @@ MAX_MODULES = 3  # of a LoraLayer: q, k and v
 def lora_expand(h: Tensor, tables: LoraTables, batch: LoraBatch, out: Tensor, accumulate: bool) -> None:
     """delta[t] = round(round(scale * sum of h[:, m, t]) @ B[m, slot of t]) in the columns of module m.
 
-    The slices are summed in order and scaled in float32, then rounded to `out`'s dtype; the product accumulates
+    Slices are summed in order and scaled in float32, then rounded to `out`'s dtype; the product accumulates
     in float32 and is rounded to `out`'s dtype too.
 
     Args:
@@ -47,20 +47,18 @@ def lora_expand_reference(
 ) -> None:
     """The same in torch."""
     compute_dtype = torch.promote_types(out.dtype, torch.float32)
-    ranks, scales = tables.rank.tolist(), tables.scale.tolist()
+    ranks = tables.rank.T.tolist()
     if not accumulate:
         out.zero_()
     for slot, tokens in batch.segments():
-        for module, columns in enumerate(tables.column_slices):
-            rank = ranks[module][slot]
+        first_plane, *other_planes = h.index_select(2, tokens)
+        h_sum = sum(other_planes, start=first_plane)
+        h_scaled = (h_sum * tables.scale[:, slot, None, None]).to(out.dtype).to(compute_dtype)
+        b = tables.b_pool.index_select(0, tables.pool_rows(slot, max(ranks[slot]))).to(compute_dtype)
+        for module, (rank, columns) in enumerate(zip(ranks[slot], tables.column_slices, strict=True)):
             if rank == 0:
                 continue
-            h_sum = h[0, module, tokens, :rank]
-            for plane in h[1:]:
-                h_sum = h_sum + plane[module, tokens, :rank]
-            h_scaled = (h_sum * scales[module][slot]).to(out.dtype)
-            b = tables.b_pool[tables.pool_rows(slot, rank), columns]
-            delta = (h_scaled.to(compute_dtype) @ b.to(compute_dtype)).to(out.dtype)
+            delta = (h_scaled[module, :, :rank] @ b[:rank, columns]).to(out.dtype)
             module_out = out[:, columns]
             module_out[tokens] = module_out[tokens] + delta if accumulate else delta
 

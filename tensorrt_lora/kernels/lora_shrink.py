@@ -59,16 +59,17 @@ def lora_shrink(x: Tensor, tables: LoraTables, batch: LoraBatch, out: Tensor) ->
 def lora_shrink_reference(x: Tensor, tables: LoraTables, batch: LoraBatch, out: Tensor) -> None:
     """The same in torch. The kernel's slices are whole K blocks, these are even; their sums agree."""
     compute_dtype = torch.promote_types(x.dtype, torch.float32)
-    ranks = tables.rank.tolist()
     width = triton.cdiv(x.shape[1], out.shape[0])
+    ranks = tables.rank.T.tolist()
     for slot, tokens in batch.segments():
-        rows = x[tokens].to(compute_dtype)
-        for module, module_ranks in enumerate(ranks):
-            rank = module_ranks[slot]
-            a = tables.a_pool[module, tables.pool_rows(slot, rank)].to(compute_dtype)
-            for split in range(out.shape[0]):
-                columns = slice(split * width, (split + 1) * width)
-                out[split, module, tokens, :rank] = (rows[:, columns] @ a[:, columns].T).to(out.dtype)
+        pool_rows = tables.pool_rows(slot, max(ranks[slot]))
+        a = tables.a_pool.index_select(1, pool_rows).to(compute_dtype)
+        rows = x.index_select(0, tokens).to(compute_dtype)
+        for split, plane in enumerate(out):
+            columns = slice(split * width, (split + 1) * width)
+            h = (rows[:, columns] @ a[:, :, columns].mT).to(out.dtype)
+            for module, rank in enumerate(ranks[slot]):
+                plane[module, tokens, :rank] = h[module, :, :rank]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class ShrinkConfig:
     num_stages: int
 
 
-# Decode: A is read once, so its rows are spread over programs. Prefill: x is the large operand, so one program
+# Decode: A is read once, so its rows are spread over programs. Prefill: x is the large operand: one program
 # takes all rank rows it can and reads x once. float32 has no tensor cores to feed, and half the room.
 SHRINK_CONFIGS: dict[tuple[int, bool], tuple[ShrinkConfig, ...]] = {
     (DECODE_TILE_SIZE, True): (

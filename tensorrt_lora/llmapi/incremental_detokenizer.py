@@ -9,9 +9,9 @@ from tensorrt_lora.llmapi.tokenizer import Tokenizer
 
 _PROMPT_TOKENS = 8
 _REPLACEMENT = "\ufffd"
-# A character has at most 4 bytes, and a token at least one: what is still incomplete after this many tokens
-# stays so, and an ever growing window would cost quadratic time.
-_MAX_PENDING = 16
+# A character has at most 4 bytes, and a token at least one: text that is incomplete for this many calls is
+# broken for good, and an ever growing window would cost quadratic time.
+_MAX_STALLED_CALLS = 16
 
 
 class IncrementalDetokenizer:
@@ -25,6 +25,7 @@ class IncrementalDetokenizer:
         self._window = self._visible(prompt_token_ids[-_PROMPT_TOKENS:])
         self._num_context = len(self._window)
         self._num_out = len(tokenizer.decode(self._window))
+        self._num_stalled_calls = 0
 
     def append(self, token_ids: list[int]) -> str:
         """The text that `token_ids` make final; the rest of it comes with later calls, or with `flush`."""
@@ -32,16 +33,16 @@ class IncrementalDetokenizer:
         text = self._tokenizer.decode(self._window)
         # The replacement character stands for bytes whose character is not complete yet.
         complete = text.rstrip(_REPLACEMENT)
-        num_pending = len(self._window) - self._num_context
-        if len(complete) < len(text) and num_pending < _MAX_PENDING:
-            new = complete[self._num_out :]
-            self._num_out += len(new)
-            return new
-        new = text[self._num_out :]
-        if new or num_pending >= _MAX_PENDING:
+        give_up = self._num_stalled_calls == _MAX_STALLED_CALLS
+        new = text[self._num_out :] if give_up else complete[self._num_out :]
+        if give_up or (new and complete == text):
             self._window = self._window[self._num_context :]
             self._num_context = len(self._window)
             self._num_out = len(self._tokenizer.decode(self._window))
+            self._num_stalled_calls = 0
+        else:
+            self._num_out += len(new)
+            self._num_stalled_calls += 1
         return new
 
     def flush(self) -> str:

@@ -15,7 +15,7 @@ T = TypeVar("T", SamplingParams | None, LoRARequest | None)
 
 def one_per_prompt(name: str, value: T | Sequence[T], num_prompts: int) -> list[T]:
     """`value` for every prompt, or a list's values in order. Raises ValueError when the lengths differ."""
-    if not isinstance(value, Sequence):
+    if not isinstance(value, Sequence) or isinstance(value, str):
         return [value] * num_prompts
     if len(value) != num_prompts:
         raise ValueError(

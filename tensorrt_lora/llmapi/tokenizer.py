@@ -38,6 +38,10 @@ class Tokenizer:
                 "id>, or skip_tokenizer_init=True to work with token ids"
             ) from error
 
+    @property
+    def has_chat_template(self) -> bool:
+        return self.hf_tokenizer.chat_template is not None
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`, with the special tokens that the model wants around a prompt."""
         with self._encode_lock:
@@ -65,7 +69,7 @@ class Tokenizer:
 
         Raises ValueError when there is no template, or it refuses the messages.
         """
-        if chat_template is None and self.hf_tokenizer.chat_template is None:
+        if chat_template is None and not self.has_chat_template:
             raise ValueError(
                 "the tokenizer has no chat template: give chat_template=..., use a chat model, or call "
                 "generate with the prompt as text"

@@ -15,10 +15,10 @@ import tempfile
 from pathlib import Path
 
 import torch
+import transformers
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tensorrt_lora.utils.logger import logger
 
@@ -27,7 +27,7 @@ _CACHE_VARIABLE = "TENSORRT_LORA_CACHE"
 _CONVERSION_FORMAT = 1
 _CONFIG_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 _WEIGHT_FILES = ["model*.safetensors"]
-# What transformers' GGUF reader raises for damaged files, and for models that it does not know or cannot fill.
+# What transformers' GGUF reader raises for damaged files, and for models that it cannot build or fill.
 _PARSER_ERRORS = (ValueError, RuntimeError, LookupError, OverflowError, struct.error)
 
 
@@ -101,17 +101,12 @@ def _convert_once(gguf_file: Path) -> Path:
     root.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=root, prefix=".converting-"))
     try:
-        try:
-            _convert(gguf_file, scratch)
-        except _PARSER_ERRORS as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise ValueError(f"{gguf_file} cannot be converted, it may be damaged: {reason}") from error
-        try:
-            # A rename is atomic: nobody ever sees a half-written directory under the final name.
-            scratch.rename(converted)
-        except OSError:
-            if not converted.is_dir():  # else another process was faster, with the same content
-                raise
+        _convert(gguf_file, scratch)
+        # A rename is atomic: nobody ever sees a half-written directory under the final name.
+        scratch.rename(converted)
+    except OSError:
+        if not converted.is_dir():  # else another process was faster, with the same content
+            raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return converted
@@ -126,9 +121,15 @@ def _digest(file: Path) -> str:
 
 
 def _convert(gguf_file: Path, target: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(
-        gguf_file.parent, gguf_file=gguf_file.name, dtype=torch.float32
-    )
+    """Write the weights, config and tokenizer of a GGUF file into the directory `target`."""
+    folder, name = gguf_file.parent, gguf_file.name
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=name)
+    except _PARSER_ERRORS as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{gguf_file} cannot be converted, it may be damaged: {reason}") from error
+
     # transformers calls the model quantised and refuses to save it, though its weights are plain tensors.
     parameters = dict(model.named_parameters())
     dtype = _exact_dtype(list(parameters.values()))
@@ -143,7 +144,7 @@ def _convert(gguf_file: Path, target: Path) -> None:
     (target / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     if model.generation_config is not None:
         model.generation_config.save_pretrained(target)
-    AutoTokenizer.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name).save_pretrained(target)
+    tokenizer.save_pretrained(target)
 
 
 def _exact_dtype(parameters: list[torch.nn.Parameter]) -> torch.dtype:

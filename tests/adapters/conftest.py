@@ -31,7 +31,7 @@ def sites(model: PreTrainedModel) -> dict[str, LoraSite]:
 
 @pytest.fixture
 def read(sites: dict[str, LoraSite]) -> Read:
-    """Read an adapter called "a1"; further arguments replace `LoraConfig()`, float32 and the Qwen3's sites."""
+    """Read an adapter called "a1"; arguments replace `LoraConfig()`, float32 and the Qwen3's sites."""
 
     def read(
         directory: Path,

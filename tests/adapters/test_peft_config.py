@@ -31,7 +31,10 @@ _CONFIGS = {
         "layers_pattern": ["blocks", "layers"],
     },
     "rank pattern": {"target_modules": _ALL, "rank_pattern": {"q_proj": 3, "layers.1.mlp.up_proj": 16}},
-    "alpha pattern": {"target_modules": _ALL, "alpha_pattern": {"o_proj": 5, "model.layers.2.mlp.up_proj": 7}},
+    "alpha pattern": {
+        "target_modules": _ALL,
+        "alpha_pattern": {"o_proj": 5, "model.layers.2.mlp.up_proj": 7},
+    },
     "patterns that overlap": {
         "target_modules": _ALL,
         "rank_pattern": {"layers.1.self_attn.q_proj": 2, "q_proj": 4, r"layers.\d+.self_attn.[qk]_proj": 6},
@@ -71,7 +74,9 @@ def test_targets_ranks_and_scales_equal_pefts(fields, twelve_layers, tmp_path):
     assert layers
     # PEFT refuses to adapt any other kind of module by these patterns, so leaves are all there is to compare.
     names = [name for name, module in twelve_layers.named_modules() if not list(module.children())]
-    assert {name for name in names if name.endswith(("_proj", "lm_head")) and config.targets(name)} == set(layers)
+    assert {name for name in names if name.endswith(("_proj", "lm_head")) and config.targets(name)} == set(
+        layers
+    )
     for name, layer in layers.items():
         assert config.rank_of(name) == layer.r["default"], name
         assert config.scale_of(name) == layer.scaling["default"], name

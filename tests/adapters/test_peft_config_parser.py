@@ -19,7 +19,7 @@ _MALFORMED = {
     "alpha in a pattern": ({"alpha_pattern": {"q": "1"}}, "alpha_pattern['q']='1': must be a finite number"),
     "pattern is no regex": ({"rank_pattern": {"q(": 4}}, "rank_pattern='q(': must be a regular expression"),
     "targets are numbers": ({"target_modules": [1]}, "target_modules=[1]: must be a list of module names"),
-    "target is no regex": ({"target_modules": "*q_proj"}, "target_modules='*q_proj': must be a regular expression"),
+    "target is no regex": ({"target_modules": "*q"}, "target_modules='*q': must be a regular expression"),
     "excluded is an object": ({"exclude_modules": {"a": 1}}, "exclude_modules={'a': 1}: must be a list"),
     "no targets": ({"target_modules": []}, "target_modules is empty, so PEFT would apply nothing"),
     "null targets": ({"target_modules": None}, "target_modules is empty, so PEFT would apply nothing"),

@@ -16,7 +16,10 @@ _PATH = "layers.0.self_attn.q_proj"
         (f"module.base_model.model.{_MODULE}.lora_A.weight", _MODULE),
         (f"_orig_mod.base_model.model.{_MODULE}.lora_A.weight", _MODULE),
         (f"base_model.model._orig_mod.{_MODULE}.lora_A.weight", _MODULE),
-        ("base_model.model.model.layers.0._checkpoint_wrapped_module.self_attn.q_proj.lora_A.weight", _MODULE),
+        (
+            "base_model.model.model.layers.0._checkpoint_wrapped_module.self_attn.q_proj.lora_A.weight",
+            _MODULE,
+        ),
         (
             "_fsdp_wrapped_module.base_model.model.model.layers.0._fsdp_wrapped_module.self_attn.q_proj.lora_A.weight",
             _MODULE,
@@ -40,20 +43,30 @@ def test_the_adapters_name_inside_a_key_is_kept():
 
 @pytest.mark.parametrize(
     "key",
-    ["base_model.model.model.layers.0.self_attn.rotary_emb.inv_freq", "rope_freqs.weight", "model.rotary_emb.inv_freq"],
+    [
+        "base_model.model.model.layers.0.self_attn.rotary_emb.inv_freq",
+        "rope_freqs.weight",
+        "model.rotary_emb.inv_freq",
+    ],
 )
 def test_buffers_of_the_base_are_known(key):
     assert parse_key(key).role is TensorRole.BUFFER
 
 
-@pytest.mark.parametrize("key", ["", ".", "module", "_orig_mod", "lora_A.weight", "a.lora_C.weight", f"{_MODULE}.lora_A"])
+@pytest.mark.parametrize(
+    "key", ["", ".", "module", "_orig_mod", "lora_A.weight", "a.lora_C.weight", f"{_MODULE}.lora_A"]
+)
 def test_other_names_never_fail_and_are_no_lora_tensors(key):
     assert parse_key(key).role is TensorRole.OTHER
 
 
 @pytest.mark.parametrize(
     ("name", "path"),
-    [("model", "model"), ("model.model.layers.0", "layers.0"), ("vision_model.layers.0", "vision_model.layers.0")],
+    [
+        ("model", "model"),
+        ("model.model.layers.0", "layers.0"),
+        ("vision_model.layers.0", "vision_model.layers.0"),
+    ],
 )
 def test_only_containers_at_the_start_are_stripped(name, path):
     assert strip_containers(name) == path
@@ -67,7 +80,10 @@ def test_only_containers_at_the_start_are_stripped(name, path):
         (f"base_model.model.{_MODULE}.lora_B.bias", "a bias on lora_B is not served yet"),
         (f"base_model.model.{_MODULE}.lora_B.default.bias", "a bias on lora_B is not served yet"),
         ("base_model.model.model.embed_tokens.lora_embedding_A", "LoRA on embeddings is not served yet"),
-        ("base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta", "trained token embeddings"),
+        (
+            "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta",
+            "trained token embeddings",
+        ),
         (f"base_model.model.{_MODULE}.lora_E", "AdaLoRA is not served"),
         ("layers.3.attn.q_proj.lora_a.weight", "this is torchtune's naming"),
         ("layers.3.mlp.w1.lora_b.weight", "this is torchtune's naming"),

@@ -13,7 +13,7 @@ def test_slots_follow_each_requests_pages() -> None:
         page_ids=[[5], [9, 2], [1, 3, 8, 6], [7]],
     )
     slots = compute_cache_slots(batch, page_size=4)
-    assert slots.tolist() == [20, 21, 22] + [39, 8, 9, 10] + [32] + [31]
+    assert slots.tolist() == [20, 21, 22, 39, 8, 9, 10, 32, 31]
     assert batch.num_requests == 4 and batch.num_tokens == 9
 
 

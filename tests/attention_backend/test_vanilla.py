@@ -26,8 +26,9 @@ def make_qkv(tokens: int) -> torch.Tensor:
     return torch.randn(tokens, (HEADS + 2 * KV_HEADS) * HEAD_DIM)
 
 
-def split(qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return qkv.split((HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM), dim=-1)
+def split(qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    q, k, v = qkv.split((HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM), dim=-1)
+    return q, k, v
 
 
 def attend(qkv: torch.Tensor) -> torch.Tensor:

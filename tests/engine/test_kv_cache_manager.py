@@ -205,6 +205,15 @@ def test_discarded_pages_are_not_reused_even_while_shared():
     assert counts(manager) == (8, 0, 0)
 
 
+def test_pages_computed_anew_are_registered_anew():
+    manager = make_manager()
+    request = run_whole(manager, make_request(8))
+    manager.free(request, discard=True)
+    run_whole(manager, request)
+    assert manager.match_prefix(make_request(9)) == 8
+    manager.check_integrity([request])
+
+
 def test_a_preempted_request_finds_its_own_pages_again():
     manager = make_manager()
     request = run_whole(manager, make_request(6, output=(50, 51)))

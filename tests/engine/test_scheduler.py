@@ -287,6 +287,48 @@ def test_a_preempted_request_goes_before_those_that_came_later():
     assert engine.scheduler.waiting == (second, third)
 
 
+def test_nobody_starts_in_a_step_that_preempts():
+    engine = Engine(pages=8, reuse=False)
+    engine.add([1] * 8, max_tokens=14)
+    engine.step()
+    second = engine.add([2] * 15, max_tokens=12)
+    engine.step()
+    while second.num_preemptions == 0:
+        engine.add([3], max_tokens=1)  # would fit into what the second gives back
+        engine.step()
+    assert second.num_preemptions == 1
+    assert len(engine.scheduler.running) == 1
+    engine.run()
+
+
+def test_a_newcomer_leaves_a_page_for_each_running_request():
+    engine = Engine(pages=7, reuse=False)
+    engine.add([1] * 8, max_tokens=8)
+    engine.step()
+    second = engine.add(
+        [2] * 16, max_tokens=1
+    )  # fits into the four pages left, and would be preempted at once
+    engine.step()
+    assert second.state is RequestState.WAITING
+    engine.run()
+    assert engine.scheduler.num_preemptions == 0
+
+
+def test_a_preempted_request_waits_and_is_counted_from_new():
+    engine = Engine(pages=8)
+    engine.add([1] * 8, max_tokens=14)
+    engine.step()
+    second = engine.add([2] * 7, max_tokens=12)
+    second.overtaken_since = 1
+    while second.num_preemptions == 0:
+        engine.step()
+    assert second.overtaken_since is None
+    while second.state is RequestState.WAITING:
+        engine.step()
+    assert second.num_cached_tokens == 0  # what it finds of its own is no saving to report
+    engine.run()
+
+
 def test_a_repeated_prefill_beyond_the_budget_is_cut_even_without_chunked_prefill():
     engine = Engine(pages=12, tokens=10, chunked=False, reuse=False)
     first, second = engine.add([1] * 8, max_tokens=30), engine.add([2] * 8, max_tokens=20)
@@ -401,6 +443,23 @@ def test_a_prefill_under_way_keeps_its_slot():
         engine.step()
         assert second.state is RequestState.WAITING
     engine.run()
+
+
+def test_capacity_is_asked_once_for_each_adapter_and_step(monkeypatch):
+    engine = Engine(slots=1, wait=99)
+    engine.add(3, adapter=FakeAdapter(0), max_tokens=9)
+    engine.step()
+    for index in range(20):
+        engine.add(3, adapter=FakeAdapter(1 + index % 2), max_tokens=9)
+    asked = []
+    can_admit = engine.slots.can_admit
+    monkeypatch.setattr(
+        engine.slots,
+        "can_admit",
+        lambda active, tenant: asked.append(tenant.key) or can_admit(active, tenant),
+    )
+    engine.step()
+    assert asked == [(1, "v1"), (2, "v1")]
 
 
 @pytest.mark.parametrize("wait", [0, 1, 5])

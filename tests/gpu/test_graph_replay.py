@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
+from transformers import AutoModelForCausalLM
 
 from tensorrt_lora import LoraConfig, LoRARequest, TorchLlmArgs
 from tensorrt_lora.adapters.adapter_reader import AdapterReader
@@ -121,6 +122,11 @@ def test_repeated_runs_have_the_same_bits(model_dir: Path):
     assert torch.equal(*runs)
 
 
+def load_reference(model_dir: Path) -> torch.nn.Module:
+    """Read from the files: `.to(bfloat16)` on a float32 model would round the rotary frequencies as well."""
+    return AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.bfloat16).to("cuda").eval()
+
+
 def test_a_thousand_captured_steps_agree_with_peft(model_dir: Path, tmp_path: Path):
     """Forced-token log-probabilities of four adapters and a base row, within 0.1 of transformers + PEFT in bfloat16."""
     from peft import LoraConfig as PeftLoraConfig
@@ -129,14 +135,13 @@ def test_a_thousand_captured_steps_agree_with_peft(model_dir: Path, tmp_path: Pa
     manager = driver.loaded.lora_manager
     assert manager is not None
     reader = AdapterReader(sites=manager.sites, lora_config=LoraConfig(max_lora_rank=64), dtype=torch.bfloat16)
-    hf_model = make_tiny_model("qwen3", overrides=SHAPE)
     configs = [
         {"r": 1, "lora_alpha": 2, "target_modules": ["q_proj", "v_proj"]},
         {"r": 17, "lora_alpha": 8, "target_modules": "all-linear", "use_rslora": True},
         {"r": 32, "lora_alpha": 32, "target_modules": ["o_proj", "gate_proj", "down_proj"]},
         {"r": 64, "lora_alpha": 16, "target_modules": ["k_proj", "up_proj"], "rank_pattern": {"up_proj": 5}},
     ]
-    models = [hf_model.to("cuda", torch.bfloat16)]
+    models: list[torch.nn.Module] = [load_reference(model_dir)]
     adapters: list[RandomAdapter | None] = [None]
     for number, fields in enumerate(configs):
         path = tmp_path / str(number)
@@ -144,8 +149,7 @@ def test_a_thousand_captured_steps_agree_with_peft(model_dir: Path, tmp_path: Pa
         save_peft_adapter(path, make_tiny_model("qwen3", overrides=SHAPE), config, seed=number, strength=0.3)
         weights = reader.read(LoRARequest(str(number), number, str(path)))
         adapters.append(RandomAdapter(AdapterKey(number, weights.version), weights))
-        base = make_tiny_model("qwen3", overrides=SHAPE).to(torch.bfloat16)
-        models.append(PeftModel.from_pretrained(base, path).to("cuda", torch.bfloat16).eval())
+        models.append(PeftModel.from_pretrained(load_reference(model_dir), path).eval())
 
     rng = random.Random(3)
     sequences = [[rng.randrange(256) for _ in range(8 + STEPS)] for _ in adapters]

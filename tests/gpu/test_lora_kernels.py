@@ -1,4 +1,4 @@
-"""The LoRA kernels on a GPU against their references: every rank, any number of rows, bf16, poisoned outputs."""
+"""The LoRA kernels on a GPU against their references: every rank, many row counts, poisoned outputs."""
 
 import pytest
 import torch
@@ -13,6 +13,8 @@ pytestmark = pytest.mark.gpu
 
 DEVICE = torch.device("cuda")
 NUM_SLOTS = 5
+# Of delta from the same h: in bf16 a few values round the other way; tf32 would be near 3e-4.
+TOLERANCE = {torch.bfloat16: 1e-3, torch.float32: 1e-5}
 
 
 def ranks_up_to(rank: int) -> list[list[int]]:
@@ -65,7 +67,7 @@ def check_against_references(x: Tensor, tables: LoraTables, batch: LoraBatch) ->
     lora_expand_reference(h, tables, batch, expected, accumulate=False)
     assert torch.equal(delta, delta_again)
     assert (delta[base_rows] == 0).all()
-    assert relative_error(delta, expected) < 1e-3
+    assert relative_error(delta, expected) < TOLERANCE[dtype]
 
     base = random_rows(num_tokens, width + 16, dtype)
     added = base.clone()
@@ -178,4 +180,4 @@ def test_a_graph_captured_without_adapters_replays_with_any(accumulate: bool) ->
         assert torch.equal(replayed, out)
         expected = base.clone()
         lora_expand_reference(h, tables, batch, expected, accumulate)
-        assert relative_error(replayed, expected) < 1e-3
+        assert relative_error(replayed, expected) < TOLERANCE[torch.bfloat16]

@@ -132,13 +132,13 @@ def test_missing_shard_is_named(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "llama", max_shard_size="100KB", tokenizer=False)
     shard = sorted(tmp_path.glob("*.safetensors"))[1]
     shard.unlink()
-    with pytest.raises(ValueError, match=f"index.json names files that do not exist: {shard.name}"):
+    with pytest.raises(ValueError, match=rf"index\.json names files that do not exist: {shard.name}"):
         load(tmp_path)
 
 
 def test_directory_without_weights(llama: Path) -> None:
     (llama / "model.safetensors").rename(llama / "pytorch_model.bin")
-    with pytest.raises(ValueError, match=f"{llama} has no model.safetensors.*only safetensors and GGUF"):
+    with pytest.raises(ValueError, match=rf"{llama} has no model.safetensors.*only safetensors and GGUF"):
         load(llama)
 
 
@@ -157,7 +157,7 @@ def test_head_stored_in_a_tied_checkpoint(tmp_path: Path, caplog: pytest.LogCapt
     assert model.lm_head.weight.ne(0).all()
 
     edit_checkpoint(tmp_path, lambda tensors: tensors.update({"lm_head.weight": torch.zeros(3, 72)}))
-    with pytest.raises(ValueError, match="unexpected 1: lm_head.weight"):
+    with pytest.raises(ValueError, match=r"unexpected 1: lm_head\.weight"):
         load(tmp_path)
 
 
@@ -165,7 +165,7 @@ def test_a_tied_checkpoint_of_a_config_that_says_untied(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "qwen3", tokenizer=False)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
-    with pytest.raises(ValueError, match="missing 1: lm_head.weight"):
+    with pytest.raises(ValueError, match=r"missing 1: lm_head\.weight"):
         load(tmp_path)
 
 

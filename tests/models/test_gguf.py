@@ -17,8 +17,6 @@ from tensorrt_lora.models.modeling_decoder import DecoderModelForCausalLM
 from tests.support.paged_forward import PagedForward
 from tests.support.tiny_models import VOCAB_SIZE, make_tiny_model, make_tiny_tokenizer, save_tiny_model
 
-# transformers takes the default head size of 128 for any Qwen3 GGUF.
-SIZES: dict[str, object] = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 128}
 GGUF_NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -81,6 +79,12 @@ def write_gguf(file: Path, model: PreTrainedModel, dtype: torch.dtype) -> Path:
     return file
 
 
+def make_qwen3() -> PreTrainedModel:
+    # transformers takes the default head size of 128 for any Qwen3 GGUF.
+    sizes: dict[str, object] = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 128}
+    return make_tiny_model("qwen3_untied", overrides=sizes)
+
+
 def load(directory: Path) -> DecoderModelForCausalLM:
     config = ModelConfig.from_pretrained(str(directory))
     model = create_model(config, dtype=torch.float32, device=torch.device("cpu"), attn_backend="VANILLA")
@@ -96,11 +100,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_conversion_keeps_every_bit(dtype: torch.dtype, tmp_path: Path, cache: Path) -> None:
-    model = make_tiny_model("qwen3_untied", overrides=SIZES)
+    model = make_qwen3()
     converted = resolve_checkpoint(str(write_gguf(tmp_path / "tiny.gguf", model, dtype)))
     config = ModelConfig.from_pretrained(str(converted))
     assert (
-        config.architecture == "Qwen3ForCausalLM" and config.head_dim == 128 and config.eos_token_ids == (258,)
+        config.architecture == "Qwen3ForCausalLM"
+        and config.head_dim == 128
+        and config.eos_token_ids == (258,)
     )
     assert config.hf_config.dtype == dtype
     targets = checkpoint_targets(load(converted))
@@ -110,7 +116,7 @@ def test_conversion_keeps_every_bit(dtype: torch.dtype, tmp_path: Path, cache: P
 
 
 def test_tokenizer_comes_along(tmp_path: Path, cache: Path) -> None:
-    file = write_gguf(tmp_path / "tiny.gguf", make_tiny_model("qwen3_untied", overrides=SIZES), torch.float16)
+    file = write_gguf(tmp_path / "tiny.gguf", make_qwen3(), torch.float16)
     tokenizer = AutoTokenizer.from_pretrained(resolve_checkpoint(str(file)))
     messages = [{"role": "user", "content": "Hello"}]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -122,9 +128,9 @@ def test_conversion_happens_once_for_equal_content(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "model").mkdir()
-    file = write_gguf(tmp_path / "model" / "tiny.gguf", make_tiny_model("qwen3_untied", overrides=SIZES), torch.float16)
+    file = write_gguf(tmp_path / "model" / "tiny.gguf", make_qwen3(), torch.float16)
     converted = resolve_checkpoint(str(file))
-    monkeypatch.delattr(gguf_module, "AutoModelForCausalLM")
+    monkeypatch.delattr(gguf_module, "_convert")
     assert resolve_checkpoint(str(tmp_path / "model")) == converted
     assert resolve_checkpoint(str(file.rename(tmp_path / "moved.gguf"))) == converted
 
@@ -132,7 +138,7 @@ def test_conversion_happens_once_for_equal_content(
 def test_failed_conversion_leaves_nothing_behind(tmp_path: Path, cache: Path) -> None:
     pytest.importorskip("gguf")
     (tmp_path / "broken.gguf").write_bytes(b"GGUF but no more")
-    with pytest.raises(ValueError, match=re.escape(f"{tmp_path / 'broken.gguf'} cannot be converted, it may be damaged")):
+    with pytest.raises(ValueError, match=r"broken\.gguf cannot be converted, it may be damaged: "):
         resolve_checkpoint(str(tmp_path / "broken.gguf"))
     assert list(cache.iterdir()) == []
 
@@ -145,7 +151,7 @@ def test_checkpoint_directory_is_returned_as_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kept", [0.1, 0.5, 0.99])
 def test_truncated_gguf_is_named(kept: float, tmp_path: Path, cache: Path) -> None:
-    file = write_gguf(tmp_path / "cut.gguf", make_tiny_model("qwen3_untied", overrides=SIZES), torch.float16)
+    file = write_gguf(tmp_path / "cut.gguf", make_qwen3(), torch.float16)
     with file.open("r+b") as stream:
         stream.truncate(int(kept * file.stat().st_size))
     with pytest.raises(ValueError, match=re.escape(f"{file} cannot be converted, it may be damaged")):
@@ -163,7 +169,7 @@ def test_several_gguf_files_are_refused(tmp_path: Path) -> None:
 def test_other_files_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     file.touch()
-    with pytest.raises(ValueError, match="model.safetensors' is a file but not a .gguf file"):
+    with pytest.raises(ValueError, match=r"model\.safetensors' is a file but not a \.gguf file"):
         resolve_checkpoint(str(file))
 
 
@@ -212,8 +218,7 @@ def test_hub_id_whose_weights_are_not_cached(tmp_path: Path, monkeypatch: pytest
 
 def test_hub_id_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     use_hub(monkeypatch, cached=None, online=None)
-    message = "'owner/model' is neither an existing path, nor in the local hub cache, nor reachable on the hub: no net"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=r"'owner/model' is neither.*nor reachable on the hub: no network"):
         resolve_checkpoint("owner/model")
 
 
@@ -228,7 +233,7 @@ def test_smollm2_answers(cache: Path) -> None:
     prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     forward = PagedForward(load(directory), page_size=16)
     token = int(forward.step({"a": prompt})["a"][-1].argmax())
-    output = []
+    output: list[int] = []
     while token != tokenizer.eos_token_id and len(output) < 20:
         output.append(token)
         token = int(forward.step(generations={"a": token})["a"][-1].argmax())

@@ -65,8 +65,8 @@ def test_lora_equals_changed_weights(monkeypatch: pytest.MonkeyPatch) -> None:
             patch, {("q_proj", "k_proj", "v_proj"): qkv_delta, ("o_proj",): o_delta}, params, layer_idx=0
         )
         adapted = run(attention, x, params)
-    attention.qkv_proj.weight += qkv_delta
-    attention.o_proj.weight += o_delta
+    attention.qkv_proj.weight.add_(qkv_delta)
+    attention.o_proj.weight.add_(o_delta)
     torch.testing.assert_close(adapted, run(attention, x, None), rtol=1e-5, atol=1e-5)
     assert (adapted - base).abs().max() > 0.1
 

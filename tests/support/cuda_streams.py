@@ -49,9 +49,8 @@ def profile_kernels(run: Callable[[], object]) -> list[KernelRun]:
     return sorted(kernels, key=lambda kernel: kernel.start)
 
 
-def kernel_streams(run: Callable[[], object], *, pattern: str) -> StreamUse:
+def stream_use(kernels: list[KernelRun], *, pattern: str) -> StreamUse:
     """Where the kernels named after `pattern` ran; the main stream is the one with the most other kernels."""
-    kernels = profile_kernels(run)
     base = [kernel.stream for kernel in kernels if pattern not in kernel.name]
     main_stream = max(set(base), key=base.count)
     named = [kernel for kernel in kernels if pattern in kernel.name]

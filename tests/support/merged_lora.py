@@ -1,4 +1,4 @@
-"""LoRA as what it means, a change of the weights: stands in for `LoraLayer.forward_with_base` in module tests."""
+"""LoRA as a change of the weights: a stand-in for `LoraLayer.forward_with_base` in tests of modules."""
 
 from collections.abc import Callable
 

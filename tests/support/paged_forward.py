@@ -1,4 +1,4 @@
-"""Drives a model step by step over a paged cache, as the engine does, with pages handed out in random order."""
+"""Drives a model step by step over a paged cache, as the engine does, with pages in random order."""
 
 import random
 
@@ -47,7 +47,11 @@ class PagedForward:
     def step(
         self, contexts: dict[str, list[int]] | None = None, generations: dict[str, int] | None = None
     ) -> dict[str, torch.Tensor]:
-        """Append tokens to sequences: chunks of prompts, then single generated tokens; logits [tokens, vocab] by name."""
+        """Append tokens to sequences: chunks of prompts, then single generated tokens.
+
+        Returns:
+            Each sequence's logits [new tokens, vocab] float32.
+        """
         chunks = {**(contexts or {}), **{name: [token] for name, token in (generations or {}).items()}}
         positions: list[int] = []
         for name, tokens in chunks.items():

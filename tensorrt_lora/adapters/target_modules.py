@@ -1,0 +1,38 @@
+"""Which modules a set of adapters changes.
+
+Owns the answer to an empty `LoraConfig.lora_target_modules` beside a `lora_dir`. Called by the engine before
+it allocates slots; looks at names only, whether the adapters can be served is for `AdapterReader` to say.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from tensorrt_lora.adapters.adapter_error import AdapterProblems
+from tensorrt_lora.adapters.peft_files import PeftFilesReader
+from tensorrt_lora.adapters.peft_keys import TensorRole, parse_key
+from tensorrt_lora.adapters.site_index import SiteIndex
+from tensorrt_lora.config.lora_config import LoraConfig
+from tensorrt_lora.lora.lora_site import LoraSite
+
+
+def find_target_modules(
+    directories: Iterable[str], sites: Mapping[str, LoraSite], lora_config: LoraConfig
+) -> list[str]:
+    """The modules that the PEFT adapters in `directories` change, named as in `lora_target_modules`.
+
+    Tensors that bind to no site are left for `AdapterReader.read` to report. Raises AdapterError for a
+    directory that cannot be read or that binds nowhere.
+    """
+    index = SiteIndex(sites, lora_config)
+    found = set()
+    for directory in directories:
+        problems = AdapterProblems(Path(directory).name, directory)
+        keys = [parse_key(key) for key in PeftFilesReader(Path(directory), problems).read().tensors]
+        paths = {key.path for key in keys if key.role in (TensorRole.LORA_A, TensorRole.LORA_B)}
+        types = {site.module_type for path in paths for site in index.resolve(path)}
+        if not types:
+            problems.fail(
+                f"nothing in it adapts this model, which takes adapters on {', '.join(index.leaves)}"
+            )
+        found |= types
+    return [module_type.config_name for module_type in sorted(found)]

@@ -1,0 +1,37 @@
+import pytest
+import torch
+
+from tensorrt_lora.adapters.adapter_error import AdapterError
+from tensorrt_lora.adapters.adapter_reader import AdapterReader
+from tensorrt_lora.config.lora_config import LoraConfig
+from tensorrt_lora.lora_request import LoRARequest
+from tests.support.tiny_adapters import config_fields, random_tensors, write_adapter
+
+
+@pytest.fixture
+def request_(sites, tmp_path):
+    write_adapter(tmp_path / "a1", random_tensors(sites, ("q_proj",), 4), config_fields(4, ["q_proj"]))
+    return LoRARequest("a1", 3, str(tmp_path / "a1"))
+
+
+def test_a_peft_directory_is_read_in_the_models_dtype(sites, request_):
+    weights = AdapterReader(sites, LoraConfig(), torch.bfloat16).read(request_)
+    assert {module.a.dtype for module in weights.modules.values()} == {torch.bfloat16}
+    assert weights.name == "a1"
+
+
+def test_limits_come_from_the_engines_config(sites, request_):
+    with pytest.raises(AdapterError, match="rank 4 is above max_lora_rank=2"):
+        AdapterReader(sites, LoraConfig(max_lora_rank=2), torch.float32).read(request_)
+
+
+def test_nemo_archives_are_refused(sites, request_):
+    with pytest.raises(AdapterError, match="lora_ckpt_source='nemo' is not served yet") as caught:
+        AdapterReader(sites, LoraConfig(lora_ckpt_source="nemo"), torch.float32).read(request_)
+    assert str(caught.value).startswith(f"adapter 'a1' ({request_.lora_path}): ")
+
+
+@pytest.mark.gpu
+def test_the_host_copy_is_pinned_for_cuda(sites, request_):
+    weights = AdapterReader(sites, LoraConfig(), torch.bfloat16, pin_memory=True).read(request_)
+    assert all(module.a.is_pinned() and module.b.is_pinned() for module in weights.modules.values())

@@ -1,0 +1,42 @@
+import pytest
+
+from tensorrt_lora.adapters.adapter_registry import AdapterRegistry
+from tensorrt_lora.lora_request import LoRARequest
+
+
+def test_ids_may_have_gaps_and_start_at_zero():
+    registry = AdapterRegistry()
+    for adapter_id in (0, 7, 2**31, 2**63):
+        registry.register(LoRARequest(f"a{adapter_id}", adapter_id, f"/a{adapter_id}"))
+    registry.register(LoRARequest("a0", 0, "/a0"))
+
+
+@pytest.mark.parametrize("request_", [LoRARequest("a2", 0, "/a1"), LoRARequest("a1", 0, "/a2")])
+def test_an_id_never_means_two_adapters(request_):
+    registry = AdapterRegistry()
+    registry.register(LoRARequest("a1", 0, "/a1"))
+    with pytest.raises(ValueError, match=r"lora_int_id 0 already stands for adapter 'a1' \(/a1\)") as caught:
+        registry.register(request_)
+    assert f"cannot also stand for {request_.lora_name!r} ({request_.lora_path})" in str(caught.value)
+    assert "give each adapter an id of its own" in str(caught.value)
+
+
+def test_the_same_directory_may_be_spelled_differently(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    registry = AdapterRegistry()
+    registry.register(LoRARequest("a1", 1, "a1"))
+    registry.register(LoRARequest("a1", 1, f"{tmp_path}/./a1/"))
+
+
+def test_one_directory_may_have_several_ids():
+    registry = AdapterRegistry()
+    registry.register(LoRARequest("a1", 1, "/a1"))
+    registry.register(LoRARequest("a2", 2, "/a1"))
+
+
+def test_a_forgotten_id_is_free():
+    registry = AdapterRegistry()
+    registry.register(LoRARequest("a1", 1, "/a1"))
+    registry.forget(1)
+    registry.forget(1)
+    registry.register(LoRARequest("a2", 1, "/a2"))

@@ -1,0 +1,360 @@
+"""Loading in the background, limits, sharing and life cycle. Waits are bounded: a hang is a failure."""
+
+import shutil
+import threading
+from concurrent.futures import Future
+
+import pytest
+import torch
+
+from tensorrt_lora.adapters.adapter_error import AdapterError
+from tensorrt_lora.adapters.adapter_handle import AdapterHandle
+from tensorrt_lora.adapters.adapter_reader import AdapterReader
+from tensorrt_lora.adapters.adapter_store import AdapterStore
+from tensorrt_lora.config.lora_config import LoraConfig
+from tensorrt_lora.lora.adapter_weights import AdapterWeights
+from tensorrt_lora.lora.module_types import LoraModuleType
+from tensorrt_lora.lora_request import LoRARequest
+from tests.support.tiny_adapters import config_fields, random_tensors, write_adapter
+
+_TIMEOUT = 30
+_Q0 = (0, LoraModuleType.ATTENTION_Q)
+
+
+class _Disk:
+    """A reader that counts, and that can be told to wait."""
+
+    def __init__(self, reader: AdapterReader) -> None:
+        self._reader = reader
+        self.reads: list[str] = []
+        self.started = threading.Event()
+        self.go = threading.Event()
+        self.go.set()
+
+    def read(self, request: LoRARequest) -> AdapterWeights:
+        self.reads.append(request.lora_name)
+        self.started.set()
+        assert self.go.wait(_TIMEOUT)
+        return self._reader.read(request)
+
+
+@pytest.fixture
+def disk(sites):
+    return _Disk(AdapterReader(sites, LoraConfig(), torch.float32))
+
+
+@pytest.fixture
+def requests(sites, tmp_path):
+    """Adapters 0 to 3, of equal size and different content."""
+    for index in range(4):
+        tensors = random_tensors(sites, ("q_proj",), 4, seed=index + 1)
+        write_adapter(tmp_path / f"a{index}", tensors, config_fields(4, ["q_proj"]))
+    return [LoRARequest(f"a{index}", index, str(tmp_path / f"a{index}")) for index in range(4)]
+
+
+@pytest.fixture
+def make_store(disk):
+    stores: list[AdapterStore] = []
+
+    def make_store(max_adapters: int | None = None, max_bytes: int = 2**30) -> AdapterStore:
+        stores.append(AdapterStore(disk.read, max_adapters=max_adapters, max_bytes=max_bytes))
+        return stores[-1]
+
+    yield make_store
+    disk.go.set()
+    for store in stores:
+        store.close()
+
+
+def _get(waiter: Future[AdapterHandle]) -> AdapterHandle:
+    return waiter.result(_TIMEOUT)
+
+
+def _names(store: AdapterStore) -> list[str]:
+    return [handle.name for handle in store.resident()]
+
+
+def _load(store: AdapterStore, *requests: LoRARequest) -> None:
+    for request in requests:
+        store.release(_get(store.acquire(request)))
+
+
+def test_an_adapter_is_read_once_and_shared(make_store, disk, requests):
+    store = make_store()
+    first = _get(store.acquire(requests[0]))
+    second = store.acquire(requests[0])
+    assert second.done() and second.result() is first
+    assert (first.adapter_id, first.name, disk.reads) == (0, "a0", ["a0"])
+
+
+def test_acquire_never_waits_for_the_disk(make_store, disk, requests):
+    store = make_store()
+    _load(store, requests[1])
+    disk.started.clear()
+    disk.go.clear()
+    slow = store.acquire(requests[0])
+    assert disk.started.wait(_TIMEOUT)
+    assert store.acquire(requests[1]).done()
+    assert not slow.done()
+    disk.go.set()
+    assert _get(slow).name == "a0"
+
+
+def test_concurrent_requests_read_the_file_once(make_store, disk, requests):
+    store = make_store()
+    disk.go.clear()
+    waiters: list[Future[AdapterHandle]] = []
+    threads = [threading.Thread(target=lambda: waiters.append(store.acquire(requests[0]))) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(_TIMEOUT)
+    disk.go.set()
+    handles = [_get(waiter) for waiter in waiters]
+    assert len(handles) == 16 and len({id(handle) for handle in handles}) == 1
+    assert disk.reads == ["a0"]
+    for handle in handles:
+        store.release(handle)
+    with pytest.raises(AssertionError):
+        store.release(handles[0])
+
+
+def test_the_least_recently_used_is_evicted_and_read_again_on_demand(make_store, disk, requests):
+    store = make_store(max_adapters=2)
+    before = _get(store.acquire(requests[0]))
+    store.release(before)
+    _load(store, requests[1], requests[2])
+    assert _names(store) == ["a1", "a2"]
+    after = _get(store.acquire(requests[0]))
+    assert disk.reads == ["a0", "a1", "a2", "a0"]
+    assert after.key == before.key
+    assert torch.equal(after.weights.modules[_Q0].a, before.weights.modules[_Q0].a)
+    assert store.num_evictions == 2
+
+
+def test_the_byte_limit_binds_without_a_count(make_store, requests):
+    store = make_store()
+    _load(store, requests[0])
+    size = store.host_bytes
+    small = make_store(max_bytes=2 * size)
+    _load(small, *requests)
+    assert _names(small) == ["a2", "a3"]
+    assert small.host_bytes == 2 * size
+
+
+def test_an_adapter_larger_than_the_limit_is_refused_with_the_field_to_raise(make_store, requests):
+    store = make_store()
+    _load(store, requests[0])
+    size = store.host_bytes
+    small = make_store(max_bytes=size - 1)
+    with pytest.raises(AdapterError) as caught:
+        _get(small.acquire(requests[0]))
+    assert str(caught.value) == (
+        f"adapter 'a0' ({requests[0].lora_path}): it takes {size} bytes of host memory, but "
+        f"peft_cache_config.host_cache_size is {size - 1}; raise it to {size} or more"
+    )
+    assert small.host_bytes == 0
+
+
+def test_a_request_waits_until_an_adapter_in_use_is_released(make_store, requests):
+    store = make_store(max_adapters=2)
+    one, two = _get(store.acquire(requests[0])), _get(store.acquire(requests[1]))
+    waiter = store.acquire(requests[2])
+    with pytest.raises(TimeoutError):
+        waiter.result(0.2)
+    assert _names(store) == ["a0", "a1"]
+    store.release(two)
+    store.release(one)
+    assert _get(waiter).name == "a2"
+
+
+def test_a_stream_of_requests_for_others_starves_nobody(make_store, disk, requests):
+    store = make_store(max_adapters=1)
+    held = _get(store.acquire(requests[0]))
+    newcomer = store.acquire(requests[1])
+    while len(disk.reads) < 2 or store.acquire(requests[0]).done():
+        pass  # a0 is still given out until the loader asks for its room
+    late = store.acquire(requests[0])
+    assert not late.done()
+    while _names(store) == ["a0"]:
+        store.release(held)
+    handle = _get(newcomer)
+    assert not late.done()
+    store.release(handle)
+    assert _get(late).key == held.key
+
+
+def test_a_missing_directory_fails_its_request_alone_and_is_not_remembered(
+    make_store, disk, requests, tmp_path
+):
+    store = make_store(max_adapters=1)
+    running = _get(store.acquire(requests[1]))
+    shutil.move(tmp_path / "a0", tmp_path / "away")
+    with pytest.raises(AdapterError, match="the path does not exist") as caught:
+        _get(store.acquire(requests[0]))
+    assert str(caught.value).startswith(f"adapter 'a0' ({requests[0].lora_path}): ")
+    assert _names(store) == ["a1"]
+    store.release(running)
+    shutil.move(tmp_path / "away", tmp_path / "a0")
+    assert _get(store.acquire(requests[0])).name == "a0"
+
+
+def test_a_directory_that_vanishes_after_eviction_fails_that_request_alone(make_store, requests, tmp_path):
+    store = make_store(max_adapters=1)
+    _load(store, requests[0], requests[1])
+    shutil.rmtree(tmp_path / "a0")
+    with pytest.raises(AdapterError, match="the path does not exist"):
+        _get(store.acquire(requests[0]))
+    _load(store, requests[1], requests[2])
+
+
+def test_a_resident_adapter_outlives_its_directory(make_store, requests, tmp_path):
+    store = make_store()
+    _load(store, requests[0])
+    shutil.rmtree(tmp_path / "a0")
+    assert _get(store.acquire(requests[0])).name == "a0"
+
+
+def _rewrite(request: LoRARequest, sites, directory) -> None:
+    write_adapter(
+        directory / request.lora_name,
+        random_tensors(sites, ("q_proj",), 4, seed=99),
+        config_fields(4, ["q_proj"]),
+    )
+
+
+def test_changed_files_are_a_new_version_after_eviction(make_store, requests, sites, tmp_path):
+    store = make_store(max_adapters=1)
+    old = _get(store.acquire(requests[0]))
+    _rewrite(requests[0], sites, tmp_path)
+    same = _get(store.acquire(requests[0]))
+    assert same is old
+    store.release(old)
+    store.release(same)
+    _load(store, requests[1])
+    new = _get(store.acquire(requests[0]))
+    assert new.adapter_id == old.adapter_id and new.version != old.version
+    assert not torch.equal(new.weights.modules[_Q0].a, old.weights.modules[_Q0].a)
+
+
+def test_forgetting_an_adapter_reads_it_anew_and_leaves_running_requests_alone(
+    make_store, requests, sites, tmp_path
+):
+    store = make_store()
+    old = _get(store.acquire(requests[0]))
+    copy = old.weights.modules[_Q0].a.clone()
+    _rewrite(requests[0], sites, tmp_path)
+    store.forget(0)
+    new = _get(store.acquire(requests[0]))
+    assert new.version != old.version
+    assert torch.equal(old.weights.modules[_Q0].a, copy)
+    store.release(old)
+    store.release(new)
+    assert _names(store) == ["a0"]
+
+
+def test_forgetting_during_a_load_reads_again(make_store, disk, requests, sites, tmp_path):
+    store = make_store()
+    disk.go.clear()
+    first = store.acquire(requests[0])
+    assert disk.started.wait(_TIMEOUT)
+    store.forget(0)
+    second = store.acquire(requests[0])
+    disk.go.set()
+    assert _get(first).key == _get(second).key
+    assert disk.reads == ["a0", "a0"]
+    for waiter in (first, second):
+        store.release(_get(waiter))
+
+
+def test_an_id_with_another_meaning_is_refused(make_store, requests):
+    store = make_store()
+    _load(store, requests[0])
+    with pytest.raises(ValueError, match="lora_int_id 0 already stands for adapter 'a0'"):
+        _get(store.acquire(LoRARequest("a1", 0, requests[1].lora_path)))
+    store.forget(0)
+    _load(store, LoRARequest("a1", 0, requests[1].lora_path))
+
+
+def test_an_id_whose_load_failed_is_free(make_store, requests, tmp_path):
+    store = make_store()
+    with pytest.raises(AdapterError):
+        _get(store.acquire(LoRARequest("typo", 5, str(tmp_path / "typo"))))
+    _load(store, LoRARequest("a1", 5, requests[1].lora_path))
+
+
+def test_a_discarded_request_leaves_no_reference(make_store, disk, requests):
+    store = make_store(max_adapters=1)
+    disk.go.clear()
+    queued = [store.acquire(requests[0]), store.acquire(requests[1])]
+    store.discard(queued[1])
+    disk.go.set()
+    _get(queued[0])
+    store.discard(queued[0])
+    failed = store.acquire(LoRARequest("typo", 9, "/typo"))
+    with pytest.raises(AdapterError):
+        _get(failed)
+    store.discard(failed)
+    _load(store, requests[2])
+    assert _names(store) == ["a2"]
+    assert "a1" not in disk.reads
+
+
+def test_giving_up_while_waiting_for_room_lets_the_next_one_pass(make_store, disk, requests):
+    store = make_store(max_adapters=1)
+    held = _get(store.acquire(requests[0]))
+    blocked = store.acquire(requests[1])
+    while len(disk.reads) < 2:
+        pass
+    store.discard(blocked)
+    again = store.acquire(requests[0])
+    assert _get(again) is held
+
+
+def test_whatever_a_read_raises_reaches_those_who_wait(sites, requests):
+    calls: list[int] = []
+
+    def read(request: LoRARequest) -> AdapterWeights:
+        calls.append(request.lora_int_id)
+        if request.lora_int_id == 0:
+            raise MemoryError("no memory")
+        return AdapterReader(sites, LoraConfig(), torch.float32).read(request)
+
+    store = AdapterStore(read, max_adapters=None, max_bytes=2**30)
+    with pytest.raises(MemoryError):
+        _get(store.acquire(requests[0]))
+    assert _get(store.acquire(requests[1])).name == "a1"
+    store.close()
+
+
+def test_closing_ends_all_waits(disk, requests):
+    store = AdapterStore(disk.read, max_adapters=1, max_bytes=2**30)
+    _get(store.acquire(requests[0]))
+    blocked, queued = store.acquire(requests[1]), store.acquire(requests[2])
+    store.close()
+    for waiter in (blocked, queued, store.acquire(requests[3])):
+        with pytest.raises(RuntimeError, match="the adapter store is closed"):
+            _get(waiter)
+
+
+def test_many_threads_and_little_room(make_store, requests):
+    """Eight users of four adapters in room for two: everybody is served, with the right adapter."""
+    store = make_store(max_adapters=2)
+    wrong: list[str] = []
+
+    def use(offset: int) -> None:
+        for step in range(30):
+            request = requests[(offset + step * 3) % 4]
+            handle = _get(store.acquire(request))
+            if handle.name != request.lora_name:
+                wrong.append(handle.name)
+            store.release(handle)
+
+    threads = [threading.Thread(target=use, args=(offset,)) for offset in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(_TIMEOUT)
+    assert not any(thread.is_alive() for thread in threads)
+    assert wrong == []
+    assert len(store.resident()) <= 2

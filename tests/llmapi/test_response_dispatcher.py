@@ -1,0 +1,118 @@
+"""Responses find their futures, and nobody waits for an engine that is gone."""
+
+import threading
+from queue import SimpleQueue
+
+import pytest
+
+from tensorrt_lora.engine.executor_client import EngineDeadError, ExecutorClient
+from tensorrt_lora.engine.generation_request import GenerationRequest, GenerationResponse
+from tensorrt_lora.llmapi.output_builder import OutputBuilder
+from tensorrt_lora.llmapi.request_future import RequestFuture
+from tensorrt_lora.llmapi.response_dispatcher import ResponseDispatcher
+from tensorrt_lora.llmapi.tokenizer import Tokenizer
+from tensorrt_lora.sampling_params import SamplingParams
+
+
+class HandClient(ExecutorClient):
+    """An engine that says what the test tells it to."""
+
+    def __init__(self) -> None:
+        self.info = {}
+        self.says: SimpleQueue[list[GenerationResponse] | Exception | None] = SimpleQueue()
+        self.submitted: list[int] = []
+        self.aborted: SimpleQueue[int] = SimpleQueue()
+
+    def submit(self, request: GenerationRequest) -> None:
+        self.submitted.append(request.request_id)
+
+    def abort(self, request_id: int) -> None:
+        self.aborted.put(request_id)
+
+    def receive(self) -> list[GenerationResponse] | None:
+        news = self.says.get()
+        if isinstance(news, Exception):
+            raise news
+        return news
+
+    def shutdown(self) -> None:
+        self.says.put(None)
+
+
+@pytest.fixture
+def client() -> HandClient:
+    return HandClient()
+
+
+def submit(
+    dispatcher: ResponseDispatcher, request_id: int, tokenizer: Tokenizer | None = None, **params: object
+) -> RequestFuture:
+    request = GenerationRequest(request_id, [1], SamplingParams(**params))
+    builder = OutputBuilder(request, prompt=None, tokenizer=tokenizer, streaming=False)
+    future = RequestFuture(builder, streaming=False, on_abort=dispatcher.abort)
+    dispatcher.submit(request, future)
+    return future
+
+
+def test_responses_find_their_futures(client: HandClient) -> None:
+    dispatcher = ResponseDispatcher(client)
+    futures = {request_id: submit(dispatcher, request_id) for request_id in (1, 2)}
+    assert client.submitted == [1, 2]
+    client.says.put([GenerationResponse(one, token_ids=[one], finish_reason="length") for one in (2, 9, 1)])
+    for request_id, future in futures.items():
+        assert future.result(timeout=10).outputs[0].token_ids == [request_id]
+    dispatcher.close()
+    assert client.aborted.empty()
+
+
+def test_a_stop_string_ends_the_request_in_the_engine(client: HandClient, tokenizer: Tokenizer) -> None:
+    dispatcher = ResponseDispatcher(client)
+    future = submit(dispatcher, 1, tokenizer, stop="b")
+    client.says.put([GenerationResponse(1, token_ids=tokenizer.encode("ab"))])
+    assert future.result(timeout=10).outputs[0].text == "a"
+    assert client.aborted.get(timeout=10) == 1
+    client.says.put([GenerationResponse(1, token_ids=tokenizer.encode("c"), finish_reason="abort")])
+    dispatcher.close()
+    assert future.result().outputs[0].finish_reason == "stop"
+    assert client.aborted.empty()
+
+
+def test_abort_is_sent_on(client: HandClient) -> None:
+    dispatcher = ResponseDispatcher(client)
+    submit(dispatcher, 1).abort()
+    assert client.aborted.get(timeout=10) == 1
+    dispatcher.close()
+
+
+def test_the_engines_end_fails_what_runs_and_what_comes(client: HandClient) -> None:
+    dispatcher = ResponseDispatcher(client)
+    futures = [submit(dispatcher, request_id) for request_id in range(3)]
+    client.says.put(EngineDeadError("out of memory"))
+    for future in futures:
+        with pytest.raises(EngineDeadError, match="out of memory"):
+            future.result(timeout=10)
+    with pytest.raises(EngineDeadError, match="out of memory: create a new LLM"):
+        submit(dispatcher, 4)
+    dispatcher.close()
+
+
+def test_close_fails_what_runs(client: HandClient) -> None:
+    dispatcher = ResponseDispatcher(client)
+    future = submit(dispatcher, 1)
+    dispatcher.close()
+    with pytest.raises(EngineDeadError, match="was shut down"):
+        future.result(timeout=10)
+    with pytest.raises(EngineDeadError, match="was shut down: create a new LLM"):
+        submit(dispatcher, 2)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_bug_while_reading_leaves_nobody_waiting(
+    client: HandClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    dispatcher = ResponseDispatcher(client)
+    future = submit(dispatcher, 1)
+    client.says.put(ZeroDivisionError("a bug"))
+    with pytest.raises(EngineDeadError, match="nothing reads the engine's responses"):
+        future.result(timeout=10)
