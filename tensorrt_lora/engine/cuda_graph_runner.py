@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tensorrt_lora.config.cuda_graph_config import CudaGraphConfig
+from tensorrt_lora.lora.lora_plan import LoraPlan
 from tensorrt_lora.utils.logger import logger
 from tensorrt_lora.utils.multi_stream_utils import with_multi_stream
 
@@ -26,7 +27,7 @@ class GraphKey:
     """What a graph was captured for. Whatever else a step's kernels come to depend on is a further field."""
 
     batch_size: int  # rows, padding included
-    use_lora: bool  # False: no LoRA kernel in the graph
+    plan: LoraPlan | None  # how LoRA runs; None: no LoRA kernel in the graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +157,11 @@ class CUDAGraphRunner:
 
 def _capture_order(key: GraphKey) -> tuple[int, bool]:
     """Largest batch first, and of one size the graph with LoRA first: what follows fits into its memory."""
-    return -key.batch_size, not key.use_lora
+    return -key.batch_size, key.plan is None
 
 
 def _describe(key: GraphKey) -> str:
-    return f"batch size {key.batch_size}, {'with LoRA' if key.use_lora else 'base only'}"
+    return f"batch size {key.batch_size}, {f'LoRA {key.plan.value}' if key.plan else 'base only'}"
 
 
 def _progress_bar(*, enabled: bool) -> Progress:

@@ -70,4 +70,8 @@ def _read(connection: Connection, inbox: Inbox) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    code = main(int(sys.argv[1]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Without the interpreter's own tidying up: with torch loaded it takes a second or two, and the front waits.
+    os._exit(code)

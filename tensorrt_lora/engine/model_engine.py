@@ -18,6 +18,7 @@ from tensorrt_lora.engine.model_loader import LoadedModel
 from tensorrt_lora.engine.scheduled_requests import ContextChunk, ScheduledRequests
 from tensorrt_lora.lora.cuda_graph_lora_manager import CudaGraphLoraManager
 from tensorrt_lora.lora.lora_params import LoraParams
+from tensorrt_lora.lora.lora_plan import LoraPlan
 
 _PADDING_PAGE = 0
 
@@ -40,9 +41,21 @@ class StepOutput:
 
 
 class PyTorchModelEngine:
-    """Runs forwards; owns the static inputs, the attention metadata and the captured graphs."""
+    """Runs forwards; owns the static inputs, the attention metadata and the captured graphs.
 
-    def __init__(self, args: TorchLlmArgs, loaded: LoadedModel, *, progress: bool) -> None:
+    Args:
+        graph_plans: the LoRA plans to capture for each batch size (None in it: the graph without LoRA); by default what
+            the LoRA manager will ask for.
+    """
+
+    def __init__(
+        self,
+        args: TorchLlmArgs,
+        loaded: LoadedModel,
+        *,
+        progress: bool,
+        graph_plans: tuple[LoraPlan | None, ...] | None = None,
+    ) -> None:
         backend = loaded.attention_backend
         self._model = loaded.model
         self._lora_manager: CudaGraphLoraManager | None = loaded.lora_manager
@@ -62,7 +75,7 @@ class PyTorchModelEngine:
         self._graph_metadata: dict[int, AttentionMetadata] = {}
         self._graph_lora_params: dict[GraphKey, LoraParams | None] = {}
         if self.graph_runner.enabled:
-            self._capture_graphs(progress)
+            self._capture_graphs(graph_plans, progress)
 
     @torch.inference_mode()
     def forward(self, scheduled: ScheduledRequests) -> StepOutput:
@@ -122,10 +135,10 @@ class PyTorchModelEngine:
         batch_size = self.graph_runner.padded_batch_size(len(generation))
         if batch_size is None:
             return None
-        use_lora = self._lora_manager is not None and self._lora_manager.uses_lora_graph(
-            [request.adapter for request in generation]
-        )
-        return GraphKey(batch_size, use_lora)
+        plan = None
+        if self._lora_manager is not None:
+            plan = self._lora_manager.graph_plan([request.adapter for request in generation])
+        return GraphKey(batch_size, plan)
 
     def _replay(self, key: GraphKey, generation: list[LlmRequest]) -> torch.Tensor:
         padding = key.batch_size - len(generation)
@@ -133,31 +146,32 @@ class PyTorchModelEngine:
         input_ids = np.zeros(key.batch_size, dtype=np.int64)
         input_ids[: len(generation)] = [request.output_token_ids[-1] for request in generation]
         self._write_decode_batch(batch, input_ids)
-        if key.use_lora:
+        if key.plan is not None:
             assert self._lora_manager is not None
             self._lora_manager.prepare(
                 [request.adapter for request in generation],
                 [1] * len(generation),
                 num_padding_tokens=padding,
-                use_cuda_graph_mode=True,
+                graph_plan=key.plan,
             )
         return self.graph_runner.replay(key)[: len(generation)]
 
-    def _capture_graphs(self, progress: bool) -> None:
-        cases = self._lora_manager.graph_cases() if self._lora_manager is not None else (False,)
+    def _capture_graphs(self, plans: tuple[LoraPlan | None, ...] | None, progress: bool) -> None:
+        if plans is None:
+            plans = self._lora_manager.graph_plans() if self._lora_manager is not None else (None,)
         for batch_size in self.graph_runner.batch_sizes:
             self._graph_metadata[batch_size] = self._eager_metadata.create_cuda_graph_metadata(batch_size)
-        keys = [GraphKey(size, use_lora) for size in self.graph_runner.batch_sizes for use_lora in cases]
+        keys = [GraphKey(size, plan) for size in self.graph_runner.batch_sizes for plan in plans]
         self.graph_runner.capture(keys, self._prepare_padding, self._forward_padding, progress=progress)
 
     def _prepare_padding(self, key: GraphKey) -> None:
         """Fill the static inputs of a graph with a batch of padding rows."""
         self._write_decode_batch(_decode_batch([], [], key.batch_size), np.zeros(key.batch_size, dtype=np.int64))
         self._graph_lora_params[key] = None
-        if key.use_lora:
+        if key.plan is not None:
             assert self._lora_manager is not None
             self._graph_lora_params[key] = self._lora_manager.prepare(
-                [], [], num_padding_tokens=key.batch_size, use_cuda_graph_mode=True
+                [], [], num_padding_tokens=key.batch_size, graph_plan=key.plan
             )
 
     def _forward_padding(self, key: GraphKey) -> torch.Tensor:

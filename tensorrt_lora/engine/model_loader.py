@@ -47,7 +47,7 @@ def load_model(args: TorchLlmArgs, *, progress: bool) -> LoadedModel:
         ValueError: the checkpoint, the arguments and the device do not fit together.
     """
     device = resolve_device(args.device)
-    checkpoint = resolve_checkpoint(args.model)
+    checkpoint = resolve_checkpoint(args.model, with_weights=args.load_format != "dummy")
     config = ModelConfig.from_pretrained(str(checkpoint))
     dtype = resolve_dtype(args.dtype, config.torch_dtype, device)
     max_seq_len = args.resolve_max_seq_len(config.max_seq_len)

@@ -231,11 +231,10 @@ def _lora_expand_kernel(
     out_mask = live_token[:, None] & in_module[None, :]
     if ACCUMULATE:
         out_mask &= slot_rank > 0  # masked rather than left early: an exit would wait for the rank
+        previous = tl.load(out_tile, mask=out_mask, other=0.0).to(tl.float32)
     h_rows = h + (module.to(tl.int64) * num_tokens + token) * MAX_RANK
     split_stride = num_tokens.to(tl.int64) * MODULES * MAX_RANK
 
-    if ACCUMULATE:
-        previous = tl.load(out_tile, mask=out_mask, other=0.0).to(tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for first_rank in range(0, MAX_RANK if BLOCK_R >= MAX_RANK else slot_rank, BLOCK_R):
         rank_row = first_rank + tl.arange(0, BLOCK_R)

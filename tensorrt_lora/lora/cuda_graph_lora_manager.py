@@ -83,6 +83,7 @@ class CudaGraphLoraManager:
         )
         self._specialize = lora_config.cuda_graph_specialize_lora
         self._aux_stream = create_aux_stream(device) if lora_config.overlap_lora_and_base else None
+        self.plan = LoraPlan.BOTH_BESIDE if self._aux_stream is not None else LoraPlan.SEQUENTIAL
         logger.info(
             "LoRA: %d slots of rank <= %d sharing %d pages of 16 rank rows (%.1f MiB) over %d layers; %s",
             lora_config.num_slots,
@@ -93,13 +94,15 @@ class CudaGraphLoraManager:
             "beside the base" if self._aux_stream else "after the base",
         )
 
-    def uses_lora_graph(self, adapters: Sequence[LoraAdapter | None]) -> bool:
-        """Whether a captured decode batch needs the graph with LoRA in it."""
-        return not self._specialize or any(adapter is not None for adapter in adapters)
+    def graph_plan(self, adapters: Sequence[LoraAdapter | None]) -> LoraPlan | None:
+        """The plan whose captured graph a decode batch replays; None is the graph without LoRA."""
+        if self._specialize and all(adapter is None for adapter in adapters):
+            return None
+        return self.plan
 
-    def graph_cases(self) -> tuple[bool, ...]:
-        """The graphs to capture per batch size: with LoRA first, whose memory pool the base-only one then reuses."""
-        return (True, False) if self._specialize else (True,)
+    def graph_plans(self) -> tuple[LoraPlan | None, ...]:
+        """The plans to capture for each batch size; None for the graph without LoRA."""
+        return (self.plan, None) if self._specialize else (self.plan,)
 
     def prepare(
         self,
@@ -107,7 +110,7 @@ class CudaGraphLoraManager:
         query_lens: Sequence[int],
         *,
         num_padding_tokens: int = 0,
-        use_cuda_graph_mode: bool = False,
+        graph_plan: LoraPlan | None = None,
     ) -> LoraParams:
         """Place the batch's adapters and write its metadata; call once before the forward, capture or replay.
 
@@ -117,6 +120,7 @@ class CudaGraphLoraManager:
             adapters: per request; None is a base request.
             query_lens: tokens of each request in this forward.
             num_padding_tokens: rows after the last request; they run as base rows.
+            graph_plan: the plan of the graph that is captured or replayed; None for an eager forward.
         """
         for adapter, slot in self.slot_manager.assign([a for a in adapters if a is not None]):
             self._params.load_slot(slot, adapter.weights)
@@ -126,10 +130,10 @@ class CudaGraphLoraManager:
         self._params.write_batch(token_slots)
         return LoraParams(
             cuda_graph_params=self._params,
-            use_cuda_graph_mode=use_cuda_graph_mode,
+            use_cuda_graph_mode=graph_plan is not None,
             num_seqs=len(adapters) + num_padding_tokens,
             lora_aux_stream=self._aux_stream,
-            lora_plan=LoraPlan.BOTH_BESIDE,
+            lora_plan=graph_plan or self.plan,
         )
 
 

@@ -111,9 +111,10 @@ class LoraLayer(nn.Module):
         if not targeted:
             return base_forward()
 
-        aux_stream = lora_params["lora_aux_stream"] if do_multi_stream() else None
-        # A delta of its own only where it buys overlap: that of a long prefill would take gigabytes.
-        plan = lora_params["lora_plan"] if aux_stream is not None else LoraPlan.SHRINK_BESIDE
+        # Outside `with_multi_stream` nothing overlaps, and a delta of its own would only cost memory: gigabytes for a
+        # long prefill.
+        plan = lora_params["lora_plan"] if do_multi_stream() else LoraPlan.SEQUENTIAL
+        aux_stream = lora_params["lora_aux_stream"] if plan is not LoraPlan.SEQUENTIAL else None
         # Allocated before the fork: what crosses streams belongs to the main stream.
         branches = [_LoraBranch(x, tables, params.batch, plan) for tables in targeted]
 

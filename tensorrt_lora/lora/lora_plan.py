@@ -1,16 +1,16 @@
-"""How much of the LoRA branch runs beside the base projection."""
+"""How the LoRA branch of a projection runs beside, or after, its base."""
 
 from enum import Enum
 
 
 class LoraPlan(Enum):
-    """What the auxiliary stream does while the base projection runs. Every plan gives the same bits.
+    """What runs on the auxiliary stream while the base projection runs. Every plan gives the same bits."""
 
-    Without an auxiliary stream the branch runs after the base, whatever the plan.
-    """
+    SEQUENTIAL = "sequential"
+    """Nothing: x @ A follows the base, and the expand adds into the base output."""
 
     SHRINK_BESIDE = "shrink_beside"
     """x @ A beside the base; the expand adds into the base output after the join."""
 
     BOTH_BESIDE = "both_beside"
-    """x @ A and h @ B beside the base into a delta of their own; one addition after the join (TensorRT-LLM's shape)."""
+    """x @ A and h @ B beside the base, into a delta of their own; one addition after the join (TensorRT-LLM's shape)."""

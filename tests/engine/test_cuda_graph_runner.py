@@ -5,6 +5,7 @@ import torch
 
 from tensorrt_lora.config.cuda_graph_config import CudaGraphConfig
 from tensorrt_lora.engine.cuda_graph_runner import CUDAGraphRunner, GraphKey, _capture_order
+from tensorrt_lora.lora.lora_plan import LoraPlan
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")  # choosing a size touches no device
@@ -42,19 +43,19 @@ def test_default_sizes_reach_the_largest_batch() -> None:
 
 
 def test_largest_graph_first_and_lora_before_base() -> None:
-    keys = [GraphKey(size, use_lora) for size in (4, 1, 8) for use_lora in (False, True)]
+    keys = [GraphKey(size, plan) for size in (4, 1, 8) for plan in (None, LoraPlan.SEQUENTIAL)]
     assert sorted(keys, key=_capture_order) == [
-        GraphKey(8, True),
-        GraphKey(8, False),
-        GraphKey(4, True),
-        GraphKey(4, False),
-        GraphKey(1, True),
-        GraphKey(1, False),
+        GraphKey(8, LoraPlan.SEQUENTIAL),
+        GraphKey(8, None),
+        GraphKey(4, LoraPlan.SEQUENTIAL),
+        GraphKey(4, None),
+        GraphKey(1, LoraPlan.SEQUENTIAL),
+        GraphKey(1, None),
     ]
 
 
 def test_keys_are_compared_by_value_and_frozen() -> None:
-    key = GraphKey(4, True)
-    assert {key: 1}[GraphKey(4, True)] == 1
+    key = GraphKey(4, LoraPlan.SEQUENTIAL)
+    assert {key: 1}[GraphKey(4, LoraPlan.SEQUENTIAL)] == 1
     with pytest.raises(AttributeError):
         key.batch_size = 8  # type: ignore[misc]

@@ -82,6 +82,14 @@ class Engine:
         assert self.kv_cache.stats().held_pages == 0
         return steps
 
+    def step_until(self, condition, max_steps=100):
+        """Steps it took for `condition()` to become true."""
+        for steps in range(max_steps):
+            if condition():
+                return steps
+            self.step()
+        raise AssertionError("it never comes to that")
+
     def _check(self, scheduled):
         scheduler = self.scheduler
         assert scheduled or not scheduler.has_unfinished
@@ -191,11 +199,9 @@ def test_without_chunked_prefill_prompts_are_scheduled_whole():
     assert engine.step() == (9, 1)
     assert second.is_finished
     third = engine.add(10, max_tokens=1)
-    steps = 0
-    while third.state is RequestState.WAITING:
-        engine.step()
-        steps += 1
-    assert steps == 4 and third.is_finished  # only once no decode takes a token
+    # Only once no decode takes a token.
+    assert engine.step_until(lambda: third.state is not RequestState.WAITING) == 4
+    assert third.is_finished
 
 
 # Refusals
@@ -261,8 +267,7 @@ def test_the_latest_arrival_gives_way_and_comes_back_with_its_output():
     first = engine.add([1] * 8, max_tokens=14)
     engine.step()
     second = engine.add([2] * 7, max_tokens=12)
-    while second.num_preemptions == 0:
-        engine.step()
+    engine.step_until(lambda: second.num_preemptions > 0)
     assert engine.scheduler.running == (first,) and engine.scheduler.waiting == (second,)
     kept = list(second.output_token_ids)
     assert kept and second.num_computed_tokens == 0 and second.page_ids == []
@@ -282,22 +287,25 @@ def test_a_preempted_request_goes_before_those_that_came_later():
     second = engine.add([2] * 7, max_tokens=12)
     engine.step()
     third = engine.add([3] * 4, max_tokens=2)
-    while second.num_preemptions == 0:
-        engine.step()
+    engine.step_until(lambda: second.num_preemptions > 0)
     assert engine.scheduler.waiting == (second, third)
 
 
 def test_nobody_starts_in_a_step_that_preempts():
-    engine = Engine(pages=8, reuse=False)
-    engine.add([1] * 8, max_tokens=14)
+    engine = Engine(pages=9, reuse=False)
+    engine.add([1] * 12, max_tokens=14)
     engine.step()
-    second = engine.add([2] * 15, max_tokens=12)
+    second = engine.add([2] * 11, max_tokens=12)
+    engine.step_until(lambda: second.state is RequestState.GENERATION)
+    earlier = make_request([3], max_tokens=1)
+    earlier.arrival = -1  # not in the way of the second, and small enough for what it gives back
+    engine.requests.append(earlier)
+    engine.step_until(lambda: engine.kv_cache.stats().free_pages == 0)
+    engine.scheduler.add(earlier)
+    engine.step_until(lambda: second.num_preemptions > 0)
+    assert earlier.state is RequestState.WAITING
     engine.step()
-    while second.num_preemptions == 0:
-        engine.add([3], max_tokens=1)  # would fit into what the second gives back
-        engine.step()
-    assert second.num_preemptions == 1
-    assert len(engine.scheduler.running) == 1
+    assert earlier.is_finished
     engine.run()
 
 
@@ -320,11 +328,9 @@ def test_a_preempted_request_waits_and_is_counted_from_new():
     engine.step()
     second = engine.add([2] * 7, max_tokens=12)
     second.overtaken_since = 1
-    while second.num_preemptions == 0:
-        engine.step()
+    engine.step_until(lambda: second.num_preemptions > 0)
     assert second.overtaken_since is None
-    while second.state is RequestState.WAITING:
-        engine.step()
+    engine.step_until(lambda: second.state is not RequestState.WAITING)
     assert second.num_cached_tokens == 0  # what it finds of its own is no saving to report
     engine.run()
 
@@ -346,8 +352,7 @@ def test_a_preempted_request_holds_no_adapter_slot():
     second = engine.add([2] * 7, max_tokens=12, adapter=adapter)
     engine.step()
     assert list(engine.scheduler.active_adapters) == [adapter.key]
-    while second.num_preemptions == 0:
-        engine.step()
+    engine.step_until(lambda: second.num_preemptions > 0)
     assert engine.scheduler.active_adapters == {}
 
 

@@ -5,6 +5,7 @@ import torch
 
 from tensorrt_lora.config.cuda_graph_config import CudaGraphConfig
 from tensorrt_lora.engine.cuda_graph_runner import CUDAGraphRunner, GraphKey
+from tensorrt_lora.lora.lora_plan import LoraPlan
 from tensorrt_lora.utils.multi_stream_utils import (
     create_aux_stream,
     create_event_pair,
@@ -39,7 +40,7 @@ class Forward:
     def __call__(self, key: GraphKey) -> torch.Tensor:
         self.calls.append((key, torch.cuda.is_current_stream_capturing(), do_multi_stream()))
         x, delta = self.x[: key.batch_size], self.delta[: key.batch_size]
-        if not key.use_lora:
+        if key.plan is None:
             return x @ self.base
         output, _ = maybe_execute_in_parallel(
             lambda: x @ self.base,
@@ -51,7 +52,7 @@ class Forward:
 
 
 def keys() -> list[GraphKey]:
-    return [GraphKey(size, use_lora) for size in SIZES for use_lora in (False, True)]
+    return [GraphKey(size, plan) for size in SIZES for plan in (None, LoraPlan.BOTH_BESIDE)]
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def runner(forward: Forward, device: torch.device) -> CUDAGraphRunner:
 
 
 def test_captures_largest_first_and_lora_before_base(runner: CUDAGraphRunner, forward: Forward) -> None:
-    order = [GraphKey(size, use_lora) for size in (8, 4, 1) for use_lora in (True, False)]
+    order = [GraphKey(size, plan) for size in (8, 4, 1) for plan in (LoraPlan.BOTH_BESIDE, None)]
     assert forward.prepared == order
     assert [key for key, capturing, _ in forward.calls if capturing] == order
     assert list(runner.graph_memory) == order

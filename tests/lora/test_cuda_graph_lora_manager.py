@@ -11,6 +11,7 @@ from tensorrt_lora.lora.adapter_slot_manager import AdapterKey
 from tensorrt_lora.lora.adapter_weights import AdapterWeights, LoraModuleWeights
 from tensorrt_lora.lora.cuda_graph_lora_manager import CudaGraphLoraManager
 from tensorrt_lora.lora.layer import LoraLayer
+from tensorrt_lora.lora.lora_plan import LoraPlan
 from tensorrt_lora.lora.lora_site import find_lora_sites
 from tensorrt_lora.lora.module_types import LoraModuleType
 
@@ -100,7 +101,7 @@ def test_a_cache_too_small_for_one_adapter_is_refused_with_both_numbers():
 def test_rows_map_to_slots_and_padding_to_the_base():
     lora = manager()
     first, second = adapter(7), adapter(9)
-    params = lora.prepare([first, None, second, first], [2, 1, 1, 1], num_padding_tokens=3, use_cuda_graph_mode=True)
+    params = lora.prepare([first, None, second, first], [2, 1, 1, 1], num_padding_tokens=3, graph_plan=lora.plan)
     slot = {key: lora.slot_manager.slot_of(key) for key in (first.key, second.key)}
     a, b = slot[first.key], slot[second.key]
     assert params["cuda_graph_params"].batch.token_slots.tolist() == [a, a, -1, b, a, -1, -1, -1]
@@ -132,6 +133,6 @@ def test_no_second_stream_without_cuda_whatever_the_flag():
 @pytest.mark.parametrize("specialize", [True, False])
 def test_a_base_only_batch_skips_the_lora_graph_only_when_specialised(specialize: bool):
     lora = manager(cuda_graph_specialize_lora=specialize)
-    assert lora.uses_lora_graph([None, None]) is not specialize
-    assert lora.uses_lora_graph([None, adapter(1)])
-    assert lora.graph_cases() == ((True, False) if specialize else (True,))
+    assert lora.graph_plan([None, None]) is (None if specialize else LoraPlan.SEQUENTIAL)
+    assert lora.graph_plan([None, adapter(1)]) is LoraPlan.SEQUENTIAL
+    assert lora.graph_plans() == ((LoraPlan.SEQUENTIAL, None) if specialize else (LoraPlan.SEQUENTIAL,))

@@ -61,7 +61,7 @@ def params_for(layer: LoraLayer, token_slots: list[int], adapters: list[AdapterW
         use_cuda_graph_mode=False,
         num_seqs=len(token_slots),
         lora_aux_stream=None,
-        lora_plan=LoraPlan.SHRINK_BESIDE,
+        lora_plan=LoraPlan.SEQUENTIAL,
     )
 
 
