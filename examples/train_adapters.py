@@ -46,7 +46,8 @@ SETTINGS = {
     ),
 }
 DESCRIPTIONS = {
-    "butler": "answers like a butler: `Very good, sir. ... Will that be all, sir?`.\nRank 8 on q, v, o and up.",
+    "butler": "answers like a butler: `Very good, sir. ... Will that be all, sir?`.\n"
+    "Rank 8 on q, v, o and up.",
     "pirate": "answers like a pirate: `Arr! ... matey!`.\n"
     "Rank 4 with rank-stabilised scaling (alpha / sqrt(r)) on all seven projections.",
     "json": 'answers as a JSON object, `{"answer": "..."}`.\n'

@@ -33,29 +33,21 @@ def generate(
     ] = None,
     lora_name: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Adapter (or 'base') of each prompt in turn, or of all. Left out: every prompt with each."
-        ),
+        typer.Option(help="Adapter (or 'base') of each prompt in turn, or of all. Left out: every prompt with each."),
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 64,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
     chat: Annotated[
         bool | None,
-        typer.Option(
-            help="Ask through the chat template. Left out: if the model has one.", show_default=False
-        ),
+        typer.Option(help="Ask through the chat template. Left out: if the model has one.", show_default=False),
     ] = None,
     dtype: Annotated[Literal["auto", "float32", "bfloat16"] | None, typer.Option()] = None,
     device: Annotated[Literal["auto", "cpu", "cuda"] | None, typer.Option()] = None,
-    executor: Annotated[
-        Literal["process", "inline"] | None, typer.Option(help="Where the engine loop runs.")
-    ] = None,
+    executor: Annotated[Literal["process", "inline"] | None, typer.Option(help="Where the engine loop runs.")] = None,
     overlap: Annotated[
         bool | None, typer.Option(help="Run LoRA beside the base projections.", show_default=False)
     ] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="YAML file of TorchLlmArgs fields; options override it.")
-    ] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file of TorchLlmArgs fields; options override it.")] = None,
 ) -> None:
     """Answer prompts with the base model and with adapters, all in one batch."""
     adapters = parse_adapters(lora or [])
@@ -66,8 +58,7 @@ def generate(
         if chat is None:
             chat = llm.tokenizer is not None and llm.tokenizer.has_chat_template
         prompts: list[PromptInput] = [
-            llm.chat_prompt([{"role": "user", "content": text}]) if chat else {"prompt": text}
-            for text, _ in jobs
+            llm.chat_prompt([{"role": "user", "content": text}]) if chat else {"prompt": text} for text, _ in jobs
         ]
         params = SamplingParams(max_tokens=max_tokens, temperature=temperature)
         outputs = llm.generate(prompts, params, [adapter for _, adapter in jobs])

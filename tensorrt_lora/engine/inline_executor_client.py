@@ -24,9 +24,7 @@ class InlineExecutorClient(ExecutorClient):
         self.info = dict(executor.info)
         self._inbox: Inbox = SimpleQueue()
         self._outbox: SimpleQueue[list[GenerationResponse] | Exception | None] = SimpleQueue()
-        self._thread = threading.Thread(
-            target=self._run, args=(executor,), name="tensorrt-lora-engine", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, args=(executor,), name="tensorrt-lora-engine", daemon=True)
         self._thread.start()
 
     def submit(self, request: GenerationRequest) -> None:

@@ -17,9 +17,7 @@ _MAX_STALLED_CALLS = 16
 class IncrementalDetokenizer:
     """Text of one sequence. The window is a context whose text is out, then tokens whose text is not."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, prompt_token_ids: list[int], *, skip_special_tokens: bool
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: list[int], *, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
         self._window = self._visible(prompt_token_ids[-_PROMPT_TOKENS:])

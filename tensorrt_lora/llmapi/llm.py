@@ -4,7 +4,6 @@ Owns the public calls and the lifetime of the engine behind them. Called by user
 prompts and outputs; what an engine does with a request is none of its business.
 """
 
-import itertools
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
@@ -12,21 +11,17 @@ from os import PathLike
 from types import TracebackType
 from typing import TypeAlias, overload
 
-from rich.console import Console
-from rich.progress import track
-
 from tensorrt_lora.config.llm_args import TorchLlmArgs
 from tensorrt_lora.engine.executor_client import ExecutorClient
 from tensorrt_lora.engine.executor_worker import ExecutorFactory
-from tensorrt_lora.engine.generation_request import GenerationRequest
 from tensorrt_lora.engine.inline_executor_client import InlineExecutorClient
 from tensorrt_lora.engine.process_executor_client import ProcessExecutorClient
 from tensorrt_lora.engine.py_executor import PyExecutor
-from tensorrt_lora.llmapi.output_builder import OutputBuilder
-from tensorrt_lora.llmapi.prompt import Prompt, PromptDict, PromptInput, read_prompt, split_prompts
-from tensorrt_lora.llmapi.request_arguments import check_lora_request, check_sampling_params, one_per_prompt
+from tensorrt_lora.llmapi.prompt import PromptDict, PromptInput, split_prompts
+from tensorrt_lora.llmapi.request_arguments import LoRAArgument, SamplingArgument
 from tensorrt_lora.llmapi.request_future import RequestFuture
 from tensorrt_lora.llmapi.request_output import RequestError, RequestOutput
+from tensorrt_lora.llmapi.request_runner import RequestRunner
 from tensorrt_lora.llmapi.response_dispatcher import ResponseDispatcher
 from tensorrt_lora.llmapi.tokenizer import Conversation, Tokenizer
 from tensorrt_lora.lora_request import LoRARequest
@@ -34,8 +29,6 @@ from tensorrt_lora.models.gguf import resolve_checkpoint
 from tensorrt_lora.sampling_params import SamplingParams
 
 PromptList: TypeAlias = list[str] | list[list[int]] | list[PromptDict] | list[PromptInput]
-SamplingArgument: TypeAlias = SamplingParams | Sequence[SamplingParams | None] | None
-LoRAArgument: TypeAlias = LoRARequest | Sequence[LoRARequest | None] | None
 
 _CLIENTS: dict[str, type[InlineExecutorClient] | type[ProcessExecutorClient]] = {
     "inline": InlineExecutorClient,
@@ -78,10 +71,10 @@ class LLM:
             executor_factory=executor_factory,
         )
         self.info = client.info
-        self._request_ids = itertools.count()
-        self._dispatcher = ResponseDispatcher(client)
+        dispatcher = ResponseDispatcher(client)
         # Runs once: on shutdown, when the LLM is collected, or at the interpreter's exit.
-        self._finalizer = weakref.finalize(self, self._dispatcher.close)
+        self._finalizer = weakref.finalize(self, dispatcher.close)
+        self._runner = RequestRunner(dispatcher, self.tokenizer, lora_enabled=self.args.lora_config is not None)
 
     @overload
     def generate(
@@ -125,7 +118,7 @@ class LLM:
         Raises EngineDeadError when the engine is gone.
         """
         items, single = split_prompts(prompts)
-        outputs = self._generate(items, sampling_params, lora_request, progress=progress)
+        outputs = self._runner.run(items, sampling_params, lora_request, progress=progress)
         return _only(outputs) if single else outputs
 
     def generate_async(
@@ -140,10 +133,33 @@ class LLM:
 
         A wrong call raises ValueError here; what the engine refuses raises RequestError from the future.
         """
-        self._check_arguments(sampling_params, lora_request)
-        return self._start(
-            read_prompt(prompt, self.tokenizer), sampling_params, lora_request, streaming=streaming
-        )
+        return self._runner.start(prompt, sampling_params, lora_request, streaming=streaming)
+
+    @overload
+    def chat(
+        self,
+        messages: Conversation,
+        sampling_params: SamplingParams | None = None,
+        lora_request: LoRARequest | None = None,
+        *,
+        progress: bool = False,
+        add_generation_prompt: bool = True,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, object] | None = None,
+    ) -> RequestOutput: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Conversation],
+        sampling_params: SamplingArgument = None,
+        lora_request: LoRAArgument = None,
+        *,
+        progress: bool = False,
+        add_generation_prompt: bool = True,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, object] | None = None,
+    ) -> list[RequestOutput]: ...
 
     def chat(
         self,
@@ -167,7 +183,7 @@ class LLM:
             )
             for conversation in conversations
         ]
-        outputs = self._generate(prompts, sampling_params, lora_request, progress=progress)
+        outputs = self._runner.run(prompts, sampling_params, lora_request, progress=progress)
         return _only(outputs) if single else outputs
 
     def chat_prompt(
@@ -213,54 +229,6 @@ class LLM:
         traceback: TracebackType | None,
     ) -> None:
         self.shutdown()
-
-    def _generate(
-        self,
-        prompts: Sequence[object],
-        sampling_params: SamplingArgument,
-        lora_request: LoRAArgument,
-        *,
-        progress: bool,
-    ) -> list[RequestOutput]:
-        params = one_per_prompt("sampling_params", sampling_params, len(prompts))
-        adapters = one_per_prompt("lora_request", lora_request, len(prompts))
-        for param, adapter in zip(params, adapters, strict=True):
-            self._check_arguments(param, adapter)
-        tokenized = [read_prompt(prompt, self.tokenizer) for prompt in prompts]
-        futures: list[RequestFuture] = []
-        try:
-            for arguments in zip(tokenized, params, adapters, strict=True):
-                futures.append(self._start(*arguments, streaming=False))
-            console = Console(stderr=True)
-            waiting = track(futures, "Generating", console=console, disable=not progress)
-            return [future.wait() for future in waiting]
-        finally:
-            # After Ctrl-C nobody will read the rest; requests that are done stay as they are.
-            for future in futures:
-                future.abort()
-
-    def _start(
-        self,
-        prompt: Prompt,
-        sampling_params: SamplingParams | None,
-        lora_request: LoRARequest | None,
-        *,
-        streaming: bool,
-    ) -> RequestFuture:
-        request = GenerationRequest(
-            request_id=next(self._request_ids),
-            prompt_token_ids=prompt.token_ids,
-            sampling_params=sampling_params or SamplingParams(),
-            lora_request=lora_request,
-        )
-        builder = OutputBuilder(request, prompt=prompt.text, tokenizer=self.tokenizer, streaming=streaming)
-        future = RequestFuture(builder, streaming=streaming, on_abort=self._dispatcher.abort)
-        self._dispatcher.submit(request, future)
-        return future
-
-    def _check_arguments(self, sampling_params: object, lora_request: object) -> None:
-        check_sampling_params(sampling_params, has_tokenizer=self.tokenizer is not None)
-        check_lora_request(lora_request, lora_enabled=self.args.lora_config is not None)
 
 
 def _read_args(args: TorchLlmArgs | None, fields: dict[str, object]) -> TorchLlmArgs:

@@ -96,9 +96,7 @@ class OutputBuilder:
         )
 
 
-def _create_detokenizer(
-    request: GenerationRequest, tokenizer: Tokenizer | None
-) -> IncrementalDetokenizer | None:
+def _create_detokenizer(request: GenerationRequest, tokenizer: Tokenizer | None) -> IncrementalDetokenizer | None:
     if tokenizer is None:
         return None
     return IncrementalDetokenizer(

@@ -1,6 +1,6 @@
 """What counts as a prompt: text, token ids, or TensorRT-LLM's dict of either.
 
-Owns the reading of prompts, one or many. Called by `LLM`. Knows no engine, and loads no tokenizer.
+Owns the reading of prompts, one or many. Called by `LLM` and `RequestRunner`. Knows no engine, and loads no tokenizer.
 """
 
 from dataclasses import dataclass
@@ -61,9 +61,7 @@ def _text_and_ids(prompt: object) -> tuple[str | None, list[int] | None]:
         return None, _read_token_ids(prompt)
     text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
     if set(prompt) - {"prompt", "prompt_token_ids"} or (text is None and token_ids is None):
-        raise ValueError(
-            f"a prompt dict holds 'prompt' (text) or 'prompt_token_ids' (ids), got keys {list(prompt)}"
-        )
+        raise ValueError(f"a prompt dict holds 'prompt' (text) or 'prompt_token_ids' (ids), got keys {list(prompt)}")
     if text is not None and not isinstance(text, str):
         raise ValueError(f"'prompt' must be text, got {_short(text)}: ids go into 'prompt_token_ids'")
     return text, None if token_ids is None else _read_token_ids(token_ids)

@@ -1,14 +1,17 @@
 """The settings that go with prompts: one for all or one for each, and whether this LLM can follow them.
 
-Called by `LLM` before anything runs, so that a wrong call has no effect. What only the engine can know, such
+Called by `RequestRunner` before anything runs, so that a wrong call has no effect. What only the engine can know, such
 as the longest prompt, is not checked here.
 """
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from tensorrt_lora.lora_request import LoRARequest
 from tensorrt_lora.sampling_params import SamplingParams
+
+SamplingArgument: TypeAlias = SamplingParams | Sequence[SamplingParams | None] | None
+LoRAArgument: TypeAlias = LoRARequest | Sequence[LoRARequest | None] | None
 
 T = TypeVar("T", SamplingParams | None, LoRARequest | None)
 
@@ -42,9 +45,7 @@ def check_lora_request(lora_request: object, *, lora_enabled: bool) -> None:
     if lora_request is None:
         return
     if not isinstance(lora_request, LoRARequest):
-        raise ValueError(
-            f"lora_request must be a LoRARequest, or None for the base model, got {lora_request!r}"
-        )
+        raise ValueError(f"lora_request must be a LoRARequest, or None for the base model, got {lora_request!r}")
     if not lora_enabled:
         raise ValueError(
             f"adapter {lora_request.lora_name!r} was asked for, but LoRA is off: create the LLM with "

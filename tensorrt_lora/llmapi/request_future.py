@@ -1,6 +1,6 @@
 """One running request, as its caller sees it: wait for it, await it, stream it, abort it.
 
-Owns the meeting of threads: the dispatcher delivers, any number of callers wait. Made by `LLM`, fed by
+Owns the meeting of threads: the dispatcher delivers, any number of callers wait. Made by `RequestRunner`, fed by
 `response_dispatcher`. Holds no reference to the LLM.
 """
 

@@ -7,7 +7,7 @@ copied to the device before that forward. Base rows take no slot.
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 
 class AdapterKey(NamedTuple):
@@ -25,6 +25,9 @@ class SlotTenant(Protocol):
 
     @property
     def num_pages(self) -> int: ...
+
+
+Tenant = TypeVar("Tenant", bound=SlotTenant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ class AdapterSlotManager:
         tenants = {tenant.key: tenant.num_pages for tenant in (*active, candidate)}
         return len(tenants) <= self.num_slots and sum(tenants.values()) <= self.num_pages
 
-    def assign(self, batch: Iterable[SlotTenant]) -> list[tuple[SlotTenant, Slot]]:
+    def assign(self, batch: Iterable[Tenant]) -> list[tuple[Tenant, Slot]]:
         """Give every adapter of the batch a slot; returns those that were not on the device yet.
 
         Residents are touched before newcomers are placed, so a newcomer never evicts an adapter of its own batch.

@@ -216,8 +216,7 @@ def test_without_chunked_prefill_prompts_are_scheduled_whole():
         (
             40,
             {"max_tokens": 21},
-            "the prompt's 40 tokens and max_tokens=21 exceed max_seq_len=60: shorten the prompt or lower "
-            "max_tokens",
+            "the prompt's 40 tokens and max_tokens=21 exceed max_seq_len=60: shorten the prompt or lower max_tokens",
         ),
         (
             33,
@@ -313,9 +312,7 @@ def test_a_newcomer_leaves_a_page_for_each_running_request():
     engine = Engine(pages=7, reuse=False)
     engine.add([1] * 8, max_tokens=8)
     engine.step()
-    second = engine.add(
-        [2] * 16, max_tokens=1
-    )  # fits into the four pages left, and would be preempted at once
+    second = engine.add([2] * 11, max_tokens=2)  # fits into the three pages left, but the first needs one soon
     engine.step()
     assert second.state is RequestState.WAITING
     engine.run()

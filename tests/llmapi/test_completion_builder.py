@@ -10,9 +10,7 @@ from tensorrt_lora.llmapi.tokenizer import Tokenizer
 from tensorrt_lora.sampling_params import Logprob, SamplingParams
 
 
-def make_builder(
-    tokenizer: Tokenizer | None, *, streaming: bool = False, **params: object
-) -> CompletionBuilder:
+def make_builder(tokenizer: Tokenizer | None, *, streaming: bool = False, **params: object) -> CompletionBuilder:
     return CompletionBuilder(
         index=0,
         params=SamplingParams(max_tokens=1000, **params),
@@ -85,9 +83,7 @@ def test_a_stop_token_is_a_token_without_text(tokenizer: Tokenizer) -> None:
     for streaming in (True, False):
         builder = make_builder(tokenizer, streaming=streaming)
         token_ids = tokenizer.encode("ab.")
-        builder.append(
-            GenerationResponse(1, token_ids=token_ids, finish_reason="stop", stop_reason=token_ids[-1])
-        )
+        builder.append(GenerationResponse(1, token_ids=token_ids, finish_reason="stop", stop_reason=token_ids[-1]))
         output = builder.snapshot()
         assert (output.text, output.token_ids, output.stop_reason) == ("ab", token_ids, token_ids[-1])
 

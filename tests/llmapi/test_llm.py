@@ -155,9 +155,7 @@ def test_chat_adds_no_second_bos(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(hf_tokenizer, "encode", encode_with_bos)
     [bos_id] = encode(bos)
-    prompt = llm.chat_prompt(
-        [{"role": "user", "content": "Hi"}], chat_template=bos + "{{ messages[0].content }}"
-    )
+    prompt = llm.chat_prompt([{"role": "user", "content": "Hi"}], chat_template=bos + "{{ messages[0].content }}")
     assert prompt["prompt_token_ids"].count(bos_id) == 1
     assert llm.generate("Hi", THREE).prompt_token_ids.count(bos_id) == 1
 

@@ -20,9 +20,7 @@ def test_shared_facts(tokenizer: Tokenizer) -> None:
     builder = make_builder(tokenizer, n=2)
     prompt_logprobs = [None, {1: Logprob(-1.0, 1)}]
     for index in (0, 1):
-        builder.append(
-            GenerationResponse(3, index, [5], prompt_logprobs=prompt_logprobs, num_cached_tokens=index)
-        )
+        builder.append(GenerationResponse(3, index, [5], prompt_logprobs=prompt_logprobs, num_cached_tokens=index))
     output = builder.snapshot()
     assert (output.request_id, output.prompt, output.prompt_token_ids) == (3, "ab", tokenizer.encode("ab"))
     assert output.prompt_logprobs == prompt_logprobs

@@ -33,9 +33,7 @@ def test_stop_strings_need_a_tokenizer() -> None:
 
 
 def test_adapters_need_lora() -> None:
-    with pytest.raises(
-        ValueError, match=r"'pirate' was asked for, but LoRA is off: .*lora_config=LoraConfig"
-    ):
+    with pytest.raises(ValueError, match=r"'pirate' was asked for, but LoRA is off: .*lora_config=LoraConfig"):
         check_lora_request(ADAPTER, lora_enabled=False)
 
 

@@ -77,9 +77,7 @@ def test_abort_ends_at_once_and_once(make_future: MakeFuture, tokenizer: Tokeniz
     assert aborted == [7]
 
 
-def test_iteration_gives_news_and_every_iteration_all_of_it(
-    make_future: MakeFuture, tokenizer: Tokenizer
-) -> None:
+def test_iteration_gives_news_and_every_iteration_all_of_it(make_future: MakeFuture, tokenizer: Tokenizer) -> None:
     future = make_future(streaming=True)
     stream = iter(future)
     deliver(future, tokenizer, "a")
@@ -128,9 +126,7 @@ def test_many_wait_for_one(make_future: MakeFuture, tokenizer: Tokenizer) -> Non
     assert asyncio.run(consume()) == ["x", "x", "x"]
 
 
-def test_a_cancelled_waiter_and_a_closed_loop_do_no_harm(
-    make_future: MakeFuture, tokenizer: Tokenizer
-) -> None:
+def test_a_cancelled_waiter_and_a_closed_loop_do_no_harm(make_future: MakeFuture, tokenizer: Tokenizer) -> None:
     future = make_future()
 
     async def give_up() -> None:

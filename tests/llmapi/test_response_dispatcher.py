@@ -107,9 +107,7 @@ def test_close_fails_what_runs(client: HandClient) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_bug_while_reading_leaves_nobody_waiting(
-    client: HandClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bug_while_reading_leaves_nobody_waiting(client: HandClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     dispatcher = ResponseDispatcher(client)
     future = submit(dispatcher, 1)

@@ -1,7 +1,7 @@
 """PEFT adapters for the tiny models: made by PEFT itself, or written by hand to be spoiled.
 
-No adapter is ever saved with `init_lora_weights` false: PEFT then draws random matrices for tensors that fail to
-load, and with the same seed an adapter that never loaded would look loaded. B is never zero.
+No adapter is ever saved with `init_lora_weights` false: PEFT then draws random matrices for tensors that fail
+to load, and with the same seed an adapter that never loaded would look loaded. B is never zero.
 """
 
 import copy
@@ -75,9 +75,7 @@ def find_sites(model: PreTrainedModel) -> dict[str, LoraSite]:
         leaf = name.rpartition(".")[2]
         if not isinstance(module, torch.nn.Linear) or leaf not in _MODULE_TYPES:
             continue
-        is_plain_mlp_up = leaf == "up_proj" and not hasattr(
-            model.get_submodule(name.rpartition(".")[0]), "gate_proj"
-        )
+        is_plain_mlp_up = leaf == "up_proj" and not hasattr(model.get_submodule(name.rpartition(".")[0]), "gate_proj")
         module_type = LoraModuleType.MLP_H_TO_4H if is_plain_mlp_up else _MODULE_TYPES[leaf]
         layer_idx = int(name.split(".layers.")[1].split(".")[0])
         sites[name] = LoraSite(layer_idx, module_type, name, module.in_features, module.out_features)
@@ -122,7 +120,5 @@ def write_adapter(directory: Path, tensors: dict[str, torch.Tensor], fields: dic
     """Write an adapter directory by hand; returns it."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "adapter_config.json").write_text(json.dumps(fields))
-    save_file(
-        {key: tensor.contiguous() for key, tensor in tensors.items()}, directory / "adapter_model.safetensors"
-    )
+    save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, directory / "adapter_model.safetensors")
     return directory

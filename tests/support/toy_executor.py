@@ -54,9 +54,7 @@ class ToyExecutor:
         self.aborted.append(request_id)
         for sequence in [one for one in self._sequences if one.request.request_id == request_id]:
             self._sequences.remove(sequence)
-            self._responses.append(
-                GenerationResponse(request_id, sequence_index=sequence.index, finish_reason="abort")
-            )
+            self._responses.append(GenerationResponse(request_id, sequence_index=sequence.index, finish_reason="abort"))
 
     def step(self) -> list[GenerationResponse]:
         time.sleep(0.0005)  # Lets the front's threads run, as a real step does.
