@@ -58,7 +58,5 @@ def _check_finite(key: str, source: torch.Tensor, copy: torch.Tensor, problems: 
     if torch.isfinite(source.float()).all():
         problems.add(f"tensor {key}: values too large for {copy.dtype}; serve the model in float32")
     else:
-        problems.add(
-            f"tensor {key}: holds NaN or Inf; the training diverged or the file is damaged, save it again"
-        )
+        problems.add(f"tensor {key}: holds NaN or Inf; the training diverged or the file is damaged, save it again")
     return False

@@ -53,9 +53,7 @@ def read_peft_checkpoint(
     return weights
 
 
-def _log(
-    weights: AdapterWeights, files: PeftFiles, binding: Binding, num_sites: int, dtype: torch.dtype
-) -> None:
+def _log(weights: AdapterWeights, files: PeftFiles, binding: Binding, num_sites: int, dtype: torch.dtype) -> None:
     ranks = {module.rank for module in weights.modules.values()}
     stored = {str(tensor.dtype).removeprefix("torch.") for tensor in files.tensors.values()}
     served = str(dtype).removeprefix("torch.")

@@ -41,9 +41,7 @@ class PeftConfigParser:
 
     def _check_targets(self, config: PeftConfig) -> None:
         if not self._raw.get("target_modules"):
-            self._add(
-                "target_modules is empty, so PEFT would apply nothing; name the modules that were trained"
-            )
+            self._add("target_modules is empty, so PEFT would apply nothing; name the modules that were trained")
         by_layer = bool(config.layers_to_transform or config.layers_pattern)
         if by_layer and isinstance(config.target_modules, str):
             self._add(

@@ -60,9 +60,7 @@ def check_features(raw: dict[str, object], problems: AdapterProblems) -> None:
     refusals += [(field, why) for field, why in _NOT_SERVED.items() if not _is_neutral(raw.get(field))]
     for field in sorted(raw.keys() - _READ - _CHECKED - _NO_EFFECT - _NOT_SERVED.keys()):
         if not _is_neutral(raw[field]):
-            refusals.append(
-                (field, "unknown field; remove it if it does not change what the adapter computes")
-            )
+            refusals.append((field, "unknown field; remove it if it does not change what the adapter computes"))
     for field, reason in refusals:
         problems.add(f"adapter_config.json: {field}={shorten(raw.get(field))}: {reason}")
 

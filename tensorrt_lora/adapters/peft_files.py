@@ -7,15 +7,15 @@ Owns which files hold an adapter, reading them whole, and the digest of what was
 import hashlib
 import io
 import json
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-import safetensors
-import safetensors.torch
 import torch
 
 from tensorrt_lora.adapters.adapter_error import AdapterProblems
+from tensorrt_lora.adapters.safetensors_buffer import view_safetensors
 
 CONFIG_NAME = "adapter_config.json"
 SAFETENSORS_NAME = "adapter_model.safetensors"
@@ -62,9 +62,7 @@ class PeftFilesReader:
                 self._problems.add(f"{name}: tensor {key} is in another file too; keep one of them")
             tensors.update(shard)
         for key in sorted(self._indexed.keys() - tensors.keys()):
-            self._problems.add(
-                f"{self._indexed[key]}: tensor {key} of {INDEX_NAME} is missing; copy all shards"
-            )
+            self._problems.add(f"{self._indexed[key]}: tensor {key} of {INDEX_NAME} is missing; copy all shards")
         self._problems.check()
         if not tensors:
             self._problems.fail(
@@ -98,9 +96,7 @@ class PeftFilesReader:
         # A name with a folder in it could lead out of the adapter's directory.
         outside = [name for name in names if name in ("", ".", "..") or "/" in name or "\\" in name]
         if outside:
-            self._problems.fail(
-                f"{INDEX_NAME}: {outside} are no plain file names; put all shards beside the index"
-            )
+            self._problems.fail(f"{INDEX_NAME}: {outside} are no plain file names; put all shards beside the index")
         return names
 
     def _numbered_shards(self, names: list[str]) -> list[str]:
@@ -108,23 +104,30 @@ class PeftFilesReader:
         wanted = [f"adapter_model-{i:05d}-of-{total:05d}.safetensors" for i in range(1, total + 1)]
         if names != wanted:
             missing, extra = sorted(set(wanted) - set(names)), sorted(set(names) - set(wanted))
-            self._problems.fail(
-                f"shards do not add up: missing {missing}, unexpected {extra}; copy all of one save"
-            )
+            self._problems.fail(f"shards do not add up: missing {missing}, unexpected {extra}; copy all of one save")
         return names
 
-    def _read_bytes(self, name: str) -> bytes:
+    def _read_bytes(self, name: str) -> torch.Tensor:
+        """The whole file, [bytes] uint8, read and hashed without holding the interpreter lock."""
         path = self._directory / name
         if not path.is_file():
             self._problems.fail(f"{name} is not there or not a file")
-        data = path.read_bytes()
-        self._digest.update(f"{name}\0{len(data)}\0".encode())
-        self._digest.update(data)
+        with path.open("rb", buffering=0) as file:
+            data = torch.empty(os.fstat(file.fileno()).st_size, dtype=torch.uint8)
+            view = memoryview(data.numpy())
+            done = 0
+            while done < len(view) and (count := file.readinto(view[done:])):
+                done += count
+        if done < len(view):
+            self._problems.fail(f"{name} became shorter while it was read; try again when it is written")
+        self._digest.update(f"{name}\0{len(view)}\0".encode())
+        self._digest.update(view)
         return data
 
     def _read_json(self, name: str) -> dict[str, object]:
+        data = self._read_bytes(name).numpy().tobytes()
         try:
-            content = json.loads(self._read_bytes(name))
+            content = json.loads(data)
         except (ValueError, RecursionError) as error:
             self._problems.fail(f"{name} is not valid JSON: {error}")
         if not isinstance(content, dict):
@@ -134,14 +137,12 @@ class PeftFilesReader:
     def _read_safetensors(self, name: str) -> dict[str, torch.Tensor]:
         data = self._read_bytes(name)
         try:
-            return safetensors.torch.load(data)
-        except (safetensors.SafetensorError, KeyError, ValueError, RuntimeError, AssertionError) as error:
-            self._problems.fail(
-                f"{name} is truncated or not a safetensors file ({error!r}); copy or save it again"
-            )
+            return view_safetensors(data)
+        except ValueError as error:
+            self._problems.fail(f"{name} is truncated or not a safetensors file ({error}); copy or save it again")
 
     def _read_pickle(self, name: str) -> dict[str, torch.Tensor]:
-        data = self._read_bytes(name)
+        data = self._read_bytes(name).numpy().tobytes()
         try:
             content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         except Exception as error:
@@ -157,8 +158,6 @@ class PeftFilesReader:
             is_dense = isinstance(value, torch.Tensor) and value.layout == torch.strided
             if not (isinstance(key, str) and is_dense):
                 kind = type(value).__name__
-                self._problems.add(
-                    f"{name}: entry {key!r} is {kind}, not a dense tensor; save LoRA tensors only"
-                )
+                self._problems.add(f"{name}: entry {key!r} is {kind}, not a dense tensor; save LoRA tensors only")
         self._problems.check()
         return content

@@ -49,9 +49,7 @@ class Binding:
 class SiteBinder:
     """Binds one adapter; whatever does not fit goes to `problems`."""
 
-    def __init__(
-        self, index: SiteIndex, config: PeftConfig, max_rank: int, problems: AdapterProblems
-    ) -> None:
+    def __init__(self, index: SiteIndex, config: PeftConfig, max_rank: int, problems: AdapterProblems) -> None:
         self._index = index
         self._config = config
         self._max_rank = max_rank
@@ -73,9 +71,7 @@ class SiteBinder:
         self._problems.check()
         if self._renamed:
             spelling = self._renamed[0].key
-            self._notes.append(
-                f"read {len(self._renamed)} names in another spelling than PEFT's, like {spelling}"
-            )
+            self._notes.append(f"read {len(self._renamed)} names in another spelling than PEFT's, like {spelling}")
         self._note_absent_targets({key.module for key in keys}, modules)
         return Binding(modules, self._notes)
 
@@ -94,9 +90,7 @@ class SiteBinder:
         lora = [key for key in keys if key.role in (TensorRole.LORA_A, TensorRole.LORA_B)]
         names_inside = sorted({key.adapter_name for key in lora if key.adapter_name is not None})
         if len(names_inside) > 1:
-            self._problems.add(
-                f"the file holds several adapters, {', '.join(names_inside)}; save them one by one"
-            )
+            self._problems.add(f"the file holds several adapters, {', '.join(names_inside)}; save them one by one")
         return lora
 
     def _pair(self, keys: list[PeftKey]) -> dict[str, dict[TensorRole, PeftKey]]:
@@ -127,9 +121,7 @@ class SiteBinder:
             )
         for role in (TensorRole.LORA_A, TensorRole.LORA_B):
             if role not in halves:
-                self._problems.add(
-                    f"{module}: {role.value} is missing beside {some_key.key}; save the adapter again"
-                )
+                self._problems.add(f"{module}: {role.value} is missing beside {some_key.key}; save the adapter again")
                 return None
         a_key, b_key = halves[TensorRole.LORA_A], halves[TensorRole.LORA_B]
         bound = BoundModule(
@@ -152,9 +144,7 @@ class SiteBinder:
     def _check_tensor(self, key: str, tensor: torch.Tensor, wanted: list[int], *, rank_axis: int) -> None:
         got = list(tensor.shape)
         if tensor.dtype not in _DTYPES:
-            self._problems.add(
-                f"tensor {key}: dtype {tensor.dtype} is not served; save it in a floating point type"
-            )
+            self._problems.add(f"tensor {key}: dtype {tensor.dtype} is not served; save it in a floating point type")
         if got == wanted:
             return
         if tensor.numel() == 0:
@@ -172,9 +162,7 @@ class SiteBinder:
             for site in bound.sites:
                 owner = owners.setdefault(site.hf_name, bound.a_key)
                 if owner != bound.a_key:
-                    self._problems.add(
-                        f"tensors {owner} and {bound.a_key} both adapt {site.hf_name}; keep one"
-                    )
+                    self._problems.add(f"tensors {owner} and {bound.a_key} both adapt {site.hf_name}; keep one")
 
     def _note_absent_targets(self, trained: set[str], modules: list[BoundModule]) -> None:
         """PEFT leaves a target without tensors at zero. So it is here, and the log says so."""

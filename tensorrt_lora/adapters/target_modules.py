@@ -31,8 +31,6 @@ def find_target_modules(
         paths = {key.path for key in keys if key.role in (TensorRole.LORA_A, TensorRole.LORA_B)}
         types = {site.module_type for path in paths for site in index.resolve(path)}
         if not types:
-            problems.fail(
-                f"nothing in it adapts this model, which takes adapters on {', '.join(index.leaves)}"
-            )
+            problems.fail(f"nothing in it adapts this model, which takes adapters on {', '.join(index.leaves)}")
         found |= types
     return [module_type.config_name for module_type in sorted(found)]

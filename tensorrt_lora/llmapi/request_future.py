@@ -117,6 +117,8 @@ class RequestFuture:
 
     def _notify(self) -> None:
         self._version += 1
+        if not (self._streaming or self._done()):
+            return  # Nobody waits for anything but the end.
         self._changed.notify_all()
         for loop, waiter in self._async_waiters:
             with suppress(RuntimeError):  # That loop has been closed: nobody waits there any more.

@@ -184,9 +184,7 @@ def test_a_stream_of_requests_for_others_starves_nobody(make_store, disk, reques
     assert _get(late).key == held.key
 
 
-def test_a_missing_directory_fails_its_request_alone_and_is_not_remembered(
-    make_store, disk, requests, tmp_path
-):
+def test_a_missing_directory_fails_its_request_alone_and_is_not_remembered(make_store, disk, requests, tmp_path):
     store = make_store(max_adapters=1)
     running = _get(store.acquire(requests[1]))
     shutil.move(tmp_path / "a0", tmp_path / "away")
@@ -237,9 +235,7 @@ def test_changed_files_are_a_new_version_after_eviction(make_store, requests, si
     assert not torch.equal(new.weights.modules[_Q0].a, old.weights.modules[_Q0].a)
 
 
-def test_forgetting_an_adapter_reads_it_anew_and_leaves_running_requests_alone(
-    make_store, requests, sites, tmp_path
-):
+def test_forgetting_an_adapter_reads_it_anew_and_leaves_running_requests_alone(make_store, requests, sites, tmp_path):
     store = make_store()
     old = _get(store.acquire(requests[0]))
     copy = old.weights.modules[_Q0].a.clone()

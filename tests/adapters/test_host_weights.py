@@ -67,9 +67,7 @@ def test_fused_names_equal_split_ones(swap, read, sites, tmp_path):
                 split[f"{prefix}{part}.lora_A.weight"] = shared_a
             module = f"{PREFIX}model.layers.{layer}.{name}"
             fused[f"{module}.lora_A.weight"] = shared_a
-            fused[f"{module}.lora_B.weight"] = torch.cat(
-                [split[f"{prefix}{part}.lora_B.weight"] for part in parts]
-            )
+            fused[f"{module}.lora_B.weight"] = torch.cat([split[f"{prefix}{part}.lora_B.weight"] for part in parts])
     lora_config = LoraConfig(swap_gate_up_proj_lora_b_weight=swap)
     patterns = {"alpha_pattern": {"layers.1.self_attn.(qkv|[qkv])_proj": 5}}
     one = write_adapter(

@@ -97,9 +97,7 @@ def test_every_spelling_of_names_gives_the_same_weights(spelling, read, sites, t
     weights = read(write_adapter(tmp_path / "a1", respelled, fields))
     assert weights.modules.keys() == expected.modules.keys()
     for key, module in weights.modules.items():
-        assert torch.equal(module.a, expected.modules[key].a) and torch.equal(
-            module.b, expected.modules[key].b
-        )
+        assert torch.equal(module.a, expected.modules[key].a) and torch.equal(module.b, expected.modules[key].b)
         assert module.scale == expected.modules[key].scale
     assert weights.modules[1, LoraModuleType.MLP_H_TO_4H].scale == 5.0
     renamed = {"plain": 0, "attention wrapped": 8}.get(spelling, 12)

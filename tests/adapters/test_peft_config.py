@@ -74,9 +74,7 @@ def test_targets_ranks_and_scales_equal_pefts(fields, twelve_layers, tmp_path):
     assert layers
     # PEFT refuses to adapt any other kind of module by these patterns, so leaves are all there is to compare.
     names = [name for name, module in twelve_layers.named_modules() if not list(module.children())]
-    assert {name for name in names if name.endswith(("_proj", "lm_head")) and config.targets(name)} == set(
-        layers
-    )
+    assert {name for name in names if name.endswith(("_proj", "lm_head")) and config.targets(name)} == set(layers)
     for name, layer in layers.items():
         assert config.rank_of(name) == layer.r["default"], name
         assert config.scale_of(name) == layer.scaling["default"], name

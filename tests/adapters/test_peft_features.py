@@ -53,9 +53,7 @@ def test_a_field_that_is_not_served_is_refused_by_name(field):
     assert len(caught.value.problems) == 1
 
 
-@pytest.mark.parametrize(
-    "start", ["pissa_niter_16", "olora", "corda", "loftq", "lora_ga", "new_start", 1, []]
-)
+@pytest.mark.parametrize("start", ["pissa_niter_16", "olora", "corda", "loftq", "lora_ga", "new_start", 1, []])
 def test_a_start_that_may_change_the_base_is_refused(start):
     with pytest.raises(AdapterError, match="path_initial_model_for_weight_conversion"):
         _check(config_fields(4, ["q_proj"], init_lora_weights=start))

@@ -79,9 +79,7 @@ def test_the_version_follows_the_content_alone(directory, tmp_path):
     changed = {key: tensor.clone() for key, tensor in _TENSORS.items()}
     next(iter(changed.values()))[0, 0] += 1
     assert _read(write_adapter(tmp_path / "weights", changed, _CONFIG)).version != version
-    assert (
-        _read(write_adapter(tmp_path / "config", _TENSORS, {**_CONFIG, "lora_alpha": 5})).version != version
-    )
+    assert _read(write_adapter(tmp_path / "config", _TENSORS, {**_CONFIG, "lora_alpha": 5})).version != version
 
 
 def test_a_missing_directory(tmp_path):
@@ -126,9 +124,7 @@ def test_an_mlx_adapter_is_named(directory):
 def test_a_truncated_safetensors_file(directory, keep):
     data = (directory / _SAFETENSORS).read_bytes()
     (directory / _SAFETENSORS).write_bytes(data[:keep])
-    assert "adapter_model.safetensors is truncated or not a safetensors file (SafetensorError" in _refuse(
-        directory
-    )
+    assert "adapter_model.safetensors is truncated or not a safetensors file (" in _refuse(directory)
 
 
 def test_a_pickle_under_the_name_of_a_safetensors_file(directory):

@@ -69,10 +69,7 @@ def test_unknown_tensors_are_listed_together(write, refuse, tensors):
 def test_an_unknown_module_is_refused_with_the_expected_names(write, refuse, tensors):
     tensors |= lora_pair("model.layers.0.self_attn.c_attn", 4, 72, 96)
     message = refuse(write())
-    assert (
-        "self_attn.c_attn.lora_A.weight, base_model.model.model.layers.0.self_attn.c_attn.lora_B.weight"
-        in message
-    )
+    assert "self_attn.c_attn.lora_A.weight, base_model.model.model.layers.0.self_attn.c_attn.lora_B.weight" in message
     assert "no such module in this model; adapters may name self_attn.q_proj, self_attn.k_proj" in message
 
 
@@ -84,17 +81,12 @@ def test_a_layer_beyond_the_model(write, refuse, tensors):
 def test_lora_on_the_head(write, refuse, tensors):
     tensors |= lora_pair("lm_head", 4, 72, 272)
     message = refuse(write(target_modules=[*_LEAVES, "lm_head"]))
-    assert (
-        "lm_head.lora_B.weight: LoRA on lm_head is not served yet; leave it out of target_modules" in message
-    )
+    assert "lm_head.lora_B.weight: LoRA on lm_head is not served yet; leave it out of target_modules" in message
 
 
 def test_a_module_that_the_engine_does_not_adapt(write, refuse):
     message = refuse(write(), LoraConfig(lora_target_modules=["attn_q", "attn_v"]))
-    assert (
-        "mlp.gate_proj.lora_B.weight: lora_target_modules=['attn_q', 'attn_v'] leaves gate_proj out"
-        in message
-    )
+    assert "mlp.gate_proj.lora_B.weight: lora_target_modules=['attn_q', 'attn_v'] leaves gate_proj out" in message
     assert "add 'mlp_h_to_4h'" in message
 
 
@@ -102,9 +94,7 @@ def test_a_module_that_the_engine_does_not_adapt(write, refuse):
 def test_a_missing_half(write, refuse, tensors, half):
     other = {"lora_A": "lora_B", "lora_B": "lora_A"}[half]
     del tensors[f"{PREFIX}{_Q0}.{half}.weight"]
-    assert f"{_Q0}: {half} is missing beside {PREFIX}{_Q0}.{other}.weight; save the adapter again" in refuse(
-        write()
-    )
+    assert f"{_Q0}: {half} is missing beside {PREFIX}{_Q0}.{other}.weight; save the adapter again" in refuse(write())
 
 
 def test_a_shape_of_another_base(write, refuse, tensors):
@@ -126,14 +116,8 @@ def test_transposed_matrices(write, refuse, tensors):
 def test_a_rank_that_the_configuration_does_not_give(write, refuse, tensors):
     tensors |= lora_pair(_Q1, 8, 72, 96)
     message = refuse(write())
-    assert (
-        f"{_Q1}.lora_A.weight: got [8, 72], wanted [4, 72]; the configuration gives this module rank 4"
-        in message
-    )
-    assert (
-        f"{_Q1}.lora_B.weight: got [96, 8], wanted [96, 4]; the configuration gives this module rank 4"
-        in message
-    )
+    assert f"{_Q1}.lora_A.weight: got [8, 72], wanted [4, 72]; the configuration gives this module rank 4" in message
+    assert f"{_Q1}.lora_B.weight: got [96, 8], wanted [96, 4]; the configuration gives this module rank 4" in message
     assert "correct r or rank_pattern" in message
 
 
@@ -166,9 +150,7 @@ def test_a_tensor_that_is_no_matrix(write, refuse, tensors, shape):
 
 def test_integers(write, refuse, tensors):
     tensors[f"{PREFIX}{_Q0}.lora_A.weight"] = torch.ones(4, 72, dtype=torch.int8)
-    assert "lora_A.weight: dtype torch.int8 is not served; save it in a floating point type" in refuse(
-        write()
-    )
+    assert "lora_A.weight: dtype torch.int8 is not served; save it in a floating point type" in refuse(write())
 
 
 def test_tensors_that_peft_would_drop(write, refuse):
@@ -176,28 +158,20 @@ def test_tensors_that_peft_would_drop(write, refuse):
     assert "model.layers.0.mlp.gate_proj has tensors but adapter_config.json does not target it" in message
     assert "so PEFT would drop them; add it to target_modules or remove its tensors" in message
     assert "2 problems" in message
-    assert "model.layers.1.self_attn.v_proj has tensors" in refuse(
-        write(exclude_modules=["layers.1.self_attn.v_proj"])
-    )
+    assert "model.layers.1.self_attn.v_proj has tensors" in refuse(write(exclude_modules=["layers.1.self_attn.v_proj"]))
     assert "model.layers.1.mlp.gate_proj has tensors" in refuse(write(layers_to_transform=[0]))
 
 
 def test_two_tensors_for_one_module(write, refuse, tensors):
     tensors[f"{_Q0}.lora_A.weight"] = torch.ones(4, 72)
     message = refuse(write())
-    assert (
-        f"tensors {PREFIX}{_Q0}.lora_A.weight and {_Q0}.lora_A.weight are for the same module; keep one"
-        in message
-    )
+    assert f"tensors {PREFIX}{_Q0}.lora_A.weight and {_Q0}.lora_A.weight are for the same module; keep one" in message
 
 
 def test_two_adapters_in_one_file(write, refuse, tensors):
+    tensors |= {key.replace(".weight", ".policy.weight"): tensor for key, tensor in lora_pair(_Q1, 4, 72, 96).items()}
     tensors |= {
-        key.replace(".weight", ".policy.weight"): tensor for key, tensor in lora_pair(_Q1, 4, 72, 96).items()
-    }
-    tensors |= {
-        key.replace(".weight", ".reference.weight"): tensor
-        for key, tensor in lora_pair(_Q0, 4, 72, 96).items()
+        key.replace(".weight", ".reference.weight"): tensor for key, tensor in lora_pair(_Q0, 4, 72, 96).items()
     }
     assert "the file holds several adapters, policy, reference; save them one by one" in refuse(write())
 
@@ -212,10 +186,7 @@ def test_fused_and_split_tensors_for_one_site(write, refuse, tensors):
 def test_buffers_of_the_base_are_ignored_with_a_note(write, read, tensors, caplog):
     tensors["base_model.model.model.rotary_emb.inv_freq"] = torch.ones(8)
     assert len(read(write()).modules) == 6
-    assert (
-        "adapter 'a1': ignored buffers of the base model: base_model.model.model.rotary_emb.inv_freq"
-        in caplog.text
-    )
+    assert "adapter 'a1': ignored buffers of the base model: base_model.model.model.rotary_emb.inv_freq" in caplog.text
 
 
 def test_a_file_of_buffers_alone(write, refuse, tensors):

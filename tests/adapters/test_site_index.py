@@ -51,13 +51,8 @@ def test_a_gated_adapter_never_binds_to_a_plain_mlp(plain_mlp):
     assert index.resolve("layers.0.mlp.gate_proj") == ()
     assert index.resolve("layers.0.mlp.gate_up_proj") == ()
     assert _leaves(index.resolve("layers.0.mlp.up_proj")) == ["up_proj"]
-    expected = (
-        "self_attn.q_proj, self_attn.k_proj, self_attn.v_proj, self_attn.o_proj, mlp.up_proj, mlp.down_proj"
-    )
-    assert (
-        index.explain("layers.0.mlp.gate_proj")
-        == f"no such module in this model; adapters may name {expected}"
-    )
+    expected = "self_attn.q_proj, self_attn.k_proj, self_attn.v_proj, self_attn.o_proj, mlp.up_proj, mlp.down_proj"
+    assert index.explain("layers.0.mlp.gate_proj") == f"no such module in this model; adapters may name {expected}"
 
 
 @pytest.mark.parametrize("narrowed", [False, True])
@@ -74,14 +69,10 @@ def test_modules_that_the_engine_leaves_out_are_not_found(sites, narrowed):
 
 def test_what_is_not_found_is_explained(sites):
     index = SiteIndex(sites, LoraConfig())
-    assert index.explain("layers.7.self_attn.q_proj").startswith(
-        "layer 7 does not exist, the model has 0 to 1"
-    )
+    assert index.explain("layers.7.self_attn.q_proj").startswith("layer 7 does not exist, the model has 0 to 1")
     assert index.explain("lm_head").startswith("LoRA on lm_head is not served yet")
     assert index.explain("unembed_tokens").startswith("LoRA on unembed_tokens is not served yet")
-    assert index.explain("visual.blocks.0.attn.qkv").startswith(
-        "no such module in this model; adapters may name"
-    )
+    assert index.explain("visual.blocks.0.attn.qkv").startswith("no such module in this model; adapters may name")
     assert index.explain(f"layers.{'9' * 6000}.x").startswith("no such module in this model")
 
 

@@ -8,9 +8,7 @@ from tests.support.tiny_models import make_tiny_model
 
 
 def test_the_modules_of_all_directories_are_found(sites, tmp_path):
-    one = write_adapter(
-        tmp_path / "1", random_tensors(sites, ("q_proj", "up_proj"), 4), config_fields(4, "all-linear")
-    )
+    one = write_adapter(tmp_path / "1", random_tensors(sites, ("q_proj", "up_proj"), 4), config_fields(4, "all-linear"))
     fused = lora_pair("model.layers.0.self_attn.qkv_proj", 4, 72, 160)
     two = write_adapter(tmp_path / "2", fused, config_fields(4, ["qkv_proj"]))
     found = find_target_modules([str(one), str(two)], sites, LoraConfig())
@@ -26,7 +24,5 @@ def test_the_live_model_decides_what_up_proj_is(tmp_path):
 
 def test_an_adapter_of_another_model_is_an_error(sites, tmp_path):
     directory = write_adapter(tmp_path / "a1", lora_pair("h.0.c_attn", 4, 8, 8), config_fields(4, ["c_attn"]))
-    with pytest.raises(
-        AdapterError, match="nothing in it adapts this model, which takes adapters on self_attn"
-    ):
+    with pytest.raises(AdapterError, match="nothing in it adapts this model, which takes adapters on self_attn"):
         find_target_modules([str(directory)], sites, LoraConfig())

@@ -1,42 +1,17 @@
 """Responses find their futures, and nobody waits for an engine that is gone."""
 
 import threading
-from queue import SimpleQueue
 
 import pytest
 
-from tensorrt_lora.engine.executor_client import EngineDeadError, ExecutorClient
+from tensorrt_lora.engine.executor_client import EngineDeadError
 from tensorrt_lora.engine.generation_request import GenerationRequest, GenerationResponse
 from tensorrt_lora.llmapi.output_builder import OutputBuilder
 from tensorrt_lora.llmapi.request_future import RequestFuture
 from tensorrt_lora.llmapi.response_dispatcher import ResponseDispatcher
 from tensorrt_lora.llmapi.tokenizer import Tokenizer
 from tensorrt_lora.sampling_params import SamplingParams
-
-
-class HandClient(ExecutorClient):
-    """An engine that says what the test tells it to."""
-
-    def __init__(self) -> None:
-        self.info = {}
-        self.says: SimpleQueue[list[GenerationResponse] | Exception | None] = SimpleQueue()
-        self.submitted: list[int] = []
-        self.aborted: SimpleQueue[int] = SimpleQueue()
-
-    def submit(self, request: GenerationRequest) -> None:
-        self.submitted.append(request.request_id)
-
-    def abort(self, request_id: int) -> None:
-        self.aborted.put(request_id)
-
-    def receive(self) -> list[GenerationResponse] | None:
-        news = self.says.get()
-        if isinstance(news, Exception):
-            raise news
-        return news
-
-    def shutdown(self) -> None:
-        self.says.put(None)
+from tests.support.hand_client import HandClient
 
 
 @pytest.fixture
