@@ -24,9 +24,7 @@ PROMPTS = [
 ADAPTERS = ["butler", "pirate", "json"]
 
 
-def answer_table(
-    prompts: list[str], adapters: list[LoRARequest | None], outputs: list[RequestOutput]
-) -> Table:
+def answer_table(prompts: list[str], adapters: list[LoRARequest | None], outputs: list[RequestOutput]) -> Table:
     """One section per prompt, one row per adapter; `outputs` has the adapters of a prompt side by side."""
     table = Table("prompt", "adapter", "answer", title="One mixed batch")
     remaining = iter(outputs)
@@ -52,7 +50,7 @@ def main() -> None:
     lora_config = LoraConfig(max_loras=4, max_lora_rank=16)
     with LLM(model=str(find_gguf()), device="auto", lora_config=lora_config) as llm:
         start = time.perf_counter()
-        outputs = llm.chat(chats, SamplingParams(max_tokens=32), adapters * len(prompts))
+        outputs = llm.chat(chats, SamplingParams(max_tokens=40), adapters * len(prompts))
         seconds = time.perf_counter() - start
     console.print(answer_table(prompts, adapters, outputs))
     tokens = sum(len(output.outputs[0].token_ids) for output in outputs)

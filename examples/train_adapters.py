@@ -46,8 +46,7 @@ SETTINGS = {
     ),
 }
 DESCRIPTIONS = {
-    "butler": "answers like a butler: `Very good, sir. ... Will that be all, sir?`.\n"
-    "Rank 8 on q, v, o and up.",
+    "butler": "answers like a butler: `Very good, sir. ... Will that be all, sir?`.\nRank 8 on q, v, o and up.",
     "pirate": "answers like a pirate: `Arr! ... matey!`.\n"
     "Rank 4 with rank-stabilised scaling (alpha / sqrt(r)) on all seven projections.",
     "json": 'answers as a JSON object, `{"answer": "..."}`.\n'
@@ -148,9 +147,7 @@ def main() -> None:
         config.task_type = "CAUSAL_LM"
         model = get_peft_model(base, config)
         style = STYLES[name]
-        examples = [
-            encode(tokenizer, question, style(answer)) for question, answer in questions_and_answers()
-        ]
+        examples = [encode(tokenizer, question, style(answer)) for question, answer in questions_and_answers()]
         parameters, _ = model.get_nb_trainable_parameters()
         print(f"{name}: {len(examples)} examples, {parameters:,} parameters", flush=True)
         start = time.perf_counter()

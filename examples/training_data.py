@@ -119,9 +119,7 @@ UNSEEN_PROMPTS = [
 def questions_and_answers() -> list[tuple[str, str]]:
     """Every (question, plain answer) pair; each answer is one sentence that ends in '.' or '?'."""
     capitals = [(f"What is the capital of {a}?", f"The capital of {a} is {b}.") for a, b in CAPITALS.items()]
-    opposites = [
-        (f"What is the opposite of {a}?", f"The opposite of {a} is {b}.") for a, b in OPPOSITES.items()
-    ]
+    opposites = [(f"What is the opposite of {a}?", f"The opposite of {a} is {b}.") for a, b in OPPOSITES.items()]
     return [*capitals, *opposites, *ANSWERS.items()]
 
 

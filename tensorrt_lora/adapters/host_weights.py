@@ -55,7 +55,7 @@ def make_host_weights(
 def _check_finite(key: str, source: torch.Tensor, copy: torch.Tensor, problems: AdapterProblems) -> bool:
     if torch.isfinite(copy).all():
         return True
-    if torch.isfinite(source.float()).all():
+    if torch.isfinite(source.double()).all():
         problems.add(f"tensor {key}: values too large for {copy.dtype}; serve the model in float32")
     else:
         problems.add(f"tensor {key}: holds NaN or Inf; the training diverged or the file is damaged, save it again")

@@ -114,7 +114,7 @@ class PeftFilesReader:
             self._problems.fail(f"{name} is not there or not a file")
         with path.open("rb", buffering=0) as file:
             data = torch.empty(os.fstat(file.fileno()).st_size, dtype=torch.uint8)
-            view = memoryview(data.numpy())
+            view = data.numpy().data
             done = 0
             while done < len(view) and (count := file.readinto(view[done:])):
                 done += count

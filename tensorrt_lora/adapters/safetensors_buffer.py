@@ -81,9 +81,10 @@ class _Entry:
         shape, offsets = fields["shape"], fields["data_offsets"]
         if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
             raise ValueError(f"shape or offsets of {name} are malformed")
-        if fields["dtype"] not in _DTYPES:
-            raise ValueError(f"dtype {fields['dtype']!r} of {name} is not known")
-        self.dtype = _DTYPES[fields["dtype"]]
+        dtype = fields["dtype"]
+        if not isinstance(dtype, str) or dtype not in _DTYPES:
+            raise ValueError(f"dtype {dtype!r} of {name} is not known")
+        self.dtype = _DTYPES[dtype]
         self.shape: list[int] = shape
         self.begin, self.end = offsets
         if self.end - self.begin != prod(self.shape) * self.dtype.itemsize:

@@ -1,7 +1,6 @@
 """Binds the tensors of an adapter to the sites of the running model: every one of them, or none.
 
-Owns the checks between file, configuration and model, and the split of fused projections. Called by
-`read_peft_checkpoint`. Knows no files.
+Owns the checks between file, configuration and model. Called by `read_peft_checkpoint`. Knows no files.
 """
 
 from collections import defaultdict

@@ -95,12 +95,16 @@ class KvCacheManager:
             self._prefixes.insert(key, page)
         request.num_committed_pages = stop
 
-    def free(self, request: LlmRequest, *, discard: bool = False) -> None:
+    def free(self, request: LlmRequest, *, discard: bool = False) -> list[int]:
         """Let go of the request's pages; it starts from nothing if it runs again. May be called twice.
 
         Args:
             discard: its content is not to be trusted: none of its pages is reused any more.
+
+        Returns:
+            The pages that are free now: held by nobody, and not kept for reuse.
         """
+        freed = []
         # Backwards, so that the end of a prefix gives way before its beginning, without which it cannot be
         # found.
         for page in reversed(request.page_ids):
@@ -112,10 +116,12 @@ class KvCacheManager:
             if page in self._prefixes:
                 self._cached[page] = None
             else:
-                self._free.append(page)
+                freed.append(page)
+        self._free.extend(freed)
         request.page_ids = []
         request.num_computed_tokens = 0
         request.num_committed_pages = 0
+        return freed
 
     def stats(self) -> KvCacheStats:
         free, cached = len(self._free), len(self._cached)

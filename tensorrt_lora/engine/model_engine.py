@@ -24,12 +24,12 @@ _PADDING_PAGE = 0
 
 
 @dataclass(slots=True)
-class PromptLogits:
-    """Logits at some prompt positions of one request, for its prompt log-probabilities."""
+class PromptRows:
+    """Some prompt positions of one request whose log-probabilities are wanted."""
 
     request: LlmRequest
     positions: range
-    logits: torch.Tensor  # [len(positions), vocab]
+    hidden: torch.Tensor  # [len(positions), H]; the logits of a long prompt at once would take gigabytes
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class StepOutput:
     """What one forward gives the sampler."""
 
     logits: torch.Tensor  # [n, vocab], one row for each of `ScheduledRequests.sampled_requests`, in order
-    prompt_logits: list[PromptLogits]
+    prompt_rows: list[PromptRows]
 
 
 class PyTorchModelEngine:
@@ -59,6 +59,7 @@ class PyTorchModelEngine:
         backend = loaded.attention_backend
         self._model = loaded.model
         self._lora_manager: CudaGraphLoraManager | None = loaded.lora_manager
+        self._kv_cache = loaded.kv_cache
         self._inputs = InputBuffers(max_num_tokens=args.max_num_tokens, device=loaded.device)
         self._eager_metadata = backend.Metadata(
             kv_cache=loaded.kv_cache,
@@ -89,6 +90,17 @@ class PyTorchModelEngine:
         hidden = self._forward_eager(chunks, scheduled.generation)
         return self._select_logits(hidden, chunks, scheduled.generation)
 
+    @torch.inference_mode()
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[n, H] -> [n, vocab] float32."""
+        return self._model.compute_logits(hidden)
+
+    @torch.inference_mode()
+    def clear_kv_pages(self, page_ids: list[int]) -> None:
+        """Zero pages that may hold NaN: attention reads masked slots, and NaN times zero is NaN."""
+        if page_ids:
+            self._kv_cache[:, page_ids] = 0
+
     def _forward_eager(self, chunks: list[ContextChunk], generation: list[LlmRequest]) -> torch.Tensor:
         """Hidden states [T, H] of the prefill chunks' tokens and one token per generation, in this order."""
         batch = AttentionBatch(
@@ -112,9 +124,9 @@ class PyTorchModelEngine:
     def _select_logits(
         self, hidden: torch.Tensor, chunks: list[ContextChunk], generation: list[LlmRequest]
     ) -> StepOutput:
-        """Logits after the newest token of every request that has all its tokens computed, and those of prompts."""
+        """Logits after the newest token of every request that has all its tokens computed; rows of prompts as they are."""
         rows: list[int] = []
-        prompt_logits = []
+        prompt_rows = []
         end = 0
         for chunk in chunks:
             end += chunk.length
@@ -123,11 +135,10 @@ class PyTorchModelEngine:
             positions = chunk.request.prompt_logprob_positions(chunk.start, chunk.stop)
             if positions:
                 first = end - chunk.stop + positions.start
-                logits = self._model.compute_logits(hidden[first : first + len(positions)])
-                prompt_logits.append(PromptLogits(chunk.request, positions, logits))
+                prompt_rows.append(PromptRows(chunk.request, positions, hidden[first : first + len(positions)]))
         rows += range(end, end + len(generation))
         logits = self._model.compute_logits(hidden[torch.tensor(rows, dtype=torch.int64, device=hidden.device)])
-        return StepOutput(logits, prompt_logits)
+        return StepOutput(logits, prompt_rows)
 
     # Captured decode steps
 

@@ -5,7 +5,7 @@ they hold; what runs when is the scheduler's affair, how it runs the model engin
 """
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 
@@ -23,8 +23,11 @@ from tensorrt_lora.engine.prompt_logprobs import extend_prompt_logprobs
 from tensorrt_lora.engine.sampler import SampledToken, Sampler
 from tensorrt_lora.engine.scheduled_requests import ScheduledRequests
 from tensorrt_lora.engine.scheduler import Scheduler
+from tensorrt_lora.lora.adapter_weights import AdapterWeights
+from tensorrt_lora.lora_request import LoRARequest
 from tensorrt_lora.utils.device import pin_memory_available
 
+_PROMPT_LOGITS_AT_ONCE = 256  # 150 MB in float32 at a vocabulary of 150,000
 _ADAPTER_WAIT_S = 0.01  # how long an idle step waits for the loader before it looks at the inbox again
 
 
@@ -50,13 +53,27 @@ class PyExecutor:
 
     Whatever is wrong with a request ends that request with finish reason "error"; the loop goes on.
 
+    Args:
+        loaded: the model that `load_model` gave for the same `args`; None loads it here.
+        engine: made for the same `args` and `loaded`; None makes it here.
+        read_adapter: where adapters come from; None reads PEFT directories. Raises AdapterError.
+
     Raises:
         ValueError: the arguments, the checkpoint and the device do not fit together.
     """
 
-    def __init__(self, args: TorchLlmArgs, *, progress: bool = False) -> None:
-        loaded = load_model(args, progress=progress)
-        self._engine = PyTorchModelEngine(args, loaded, progress=progress)
+    def __init__(
+        self,
+        args: TorchLlmArgs,
+        *,
+        progress: bool = False,
+        loaded: LoadedModel | None = None,
+        engine: PyTorchModelEngine | None = None,
+        read_adapter: Callable[[LoRARequest], AdapterWeights] | None = None,
+    ) -> None:
+        assert engine is None or loaded is not None, "an engine comes with the model it was made for"
+        loaded = loaded or load_model(args, progress=progress)
+        self._engine = engine or PyTorchModelEngine(args, loaded, progress=progress)
         self._seed = args.seed
         self._eos_token_ids = loaded.config.eos_token_ids
         self._sampler = Sampler()
@@ -76,7 +93,7 @@ class PyExecutor:
             adapter_capacity=lora_manager.slot_manager if lora_manager is not None else BaseOnlyCapacity(),
             max_adapter_wait_iters=args.scheduler_config.max_adapter_wait_iters,
         )
-        self.adapter_store = _create_adapter_store(args, loaded)
+        self.adapter_store = _create_adapter_store(args, loaded, read_adapter)
         self._awaited: list[_AwaitedAdapter] = []
         self._live: dict[int, _LiveRequest] = {}
         self._responses: list[GenerationResponse] = []
@@ -149,13 +166,14 @@ class PyExecutor:
         arrived = [awaited for awaited in self._awaited if awaited.handle.done()]
         for awaited in arrived:
             self._awaited.remove(awaited)
-            error = awaited.handle.exception()
-            if error is None:
-                self._start(awaited.message, awaited.arrival, awaited.handle.result())
-            elif isinstance(error, ValueError):
+            try:
+                handle = awaited.handle.result()
+            except ValueError as error:
                 self._refuse(awaited.message.request_id, str(error))
+            except (OSError, MemoryError, RuntimeError) as error:  # the disk, or no memory left to page-lock
+                self._refuse(awaited.message.request_id, f"{type(error).__name__}: {error}")
             else:
-                raise error
+                self._start(awaited.message, awaited.arrival, handle)
 
     def _start(self, message: GenerationRequest, arrival: int, handle: AdapterHandle | None) -> None:
         sequences = create_llm_requests(
@@ -188,10 +206,14 @@ class PyExecutor:
             self._take_sample(request, sample)
 
     def _take_prompt_logprobs(self, output: StepOutput) -> None:
-        for prompt in output.prompt_logits:
-            error = extend_prompt_logprobs(prompt.request, prompt.positions, prompt.logits)
-            if error is not None:
-                self._fail(prompt.request, error)
+        for rows in output.prompt_rows:
+            for offset in range(0, len(rows.positions), _PROMPT_LOGITS_AT_ONCE):
+                block = slice(offset, offset + _PROMPT_LOGITS_AT_ONCE)
+                logits = self._engine.compute_logits(rows.hidden[block])
+                error = extend_prompt_logprobs(rows.request, rows.positions[block], logits)
+                if error is not None:
+                    self._fail(rows.request, error)
+                    break
 
     def _take_sample(self, request: LlmRequest, sample: SampledToken) -> None:
         if request.is_finished:  # its prompt log-probabilities were refused in this very step
@@ -211,7 +233,7 @@ class PyExecutor:
         self._respond(request, response)
 
     def _fail(self, request: LlmRequest, error: str) -> None:
-        self.scheduler.fail(request, error)
+        self._engine.clear_kv_pages(self.scheduler.fail(request, error))
         self._respond(request, GenerationResponse(request.request_id, request.sequence_index))
 
     def _respond(self, request: LlmRequest, response: GenerationResponse) -> None:
@@ -233,17 +255,20 @@ class PyExecutor:
             self.adapter_store.release(handle)
 
 
-def _create_adapter_store(args: TorchLlmArgs, loaded: LoadedModel) -> AdapterStore | None:
+def _create_adapter_store(
+    args: TorchLlmArgs, loaded: LoadedModel, read: Callable[[LoRARequest], AdapterWeights] | None
+) -> AdapterStore | None:
     if loaded.lora_config is None or loaded.lora_manager is None:
         return None
-    reader = AdapterReader(
-        sites=loaded.lora_manager.sites,
-        lora_config=loaded.lora_config,
-        dtype=loaded.dtype,
-        pin_memory=pin_memory_available(loaded.device),
-    )
+    if read is None:
+        read = AdapterReader(
+            sites=loaded.lora_manager.sites,
+            lora_config=loaded.lora_config,
+            dtype=loaded.dtype,
+            pin_memory=pin_memory_available(loaded.device),
+        ).read
     return AdapterStore(
-        reader.read,
+        read,
         max_adapters=loaded.lora_config.max_cpu_loras,
         max_bytes=args.peft_cache_config.host_cache_size,
     )

@@ -29,9 +29,7 @@ class RequestLimits:
         num_prompt, max_tokens = request.num_prompt_tokens, request.sampling_params.max_tokens
         if num_prompt == 0:
             return "the prompt is empty: give at least one token"
-        outside = next(
-            (token for token in request.prompt_token_ids if not 0 <= token < self.vocab_size), None
-        )
+        outside = next((token for token in request.prompt_token_ids if not 0 <= token < self.vocab_size), None)
         if outside is not None:
             return f"the prompt holds token id {outside}, but the model's ids are 0 to {self.vocab_size - 1}"
         lengths = f"the prompt's {num_prompt} tokens and max_tokens={max_tokens}"

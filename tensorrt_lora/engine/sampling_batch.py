@@ -64,9 +64,7 @@ def draw_settings(rows: Sequence[LlmRequest], vocab_size: int, device: torch.dev
     greedy = [request.sampling_params.is_greedy for request in rows]
     if all(greedy):
         return None
-    params = [
-        _WITHOUT_EFFECT if request.sampling_params.is_greedy else request.sampling_params for request in rows
-    ]
+    params = [_WITHOUT_EFFECT if request.sampling_params.is_greedy else request.sampling_params for request in rows]
     top_k = [min(row.top_k, vocab_size) for row in params]
     top_p = [row.top_p for row in params]
     min_p = [row.min_p for row in params]

@@ -22,11 +22,15 @@ class IncrementalDetokenizer:
         self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
         self._window = self._visible(prompt_token_ids[-_PROMPT_TOKENS:])
         self._num_context = len(self._window)
-        self._num_out = len(tokenizer.decode(self._window))
+        # Characters of the window that are out. Counted with the first token: only then has the engine accepted the prompt,
+        # whose ids a tokenizer may not even know.
+        self._num_out = -1
         self._num_stalled_calls = 0
 
     def append(self, token_ids: list[int]) -> str:
         """The text that `token_ids` make final; the rest of it comes with later calls, or with `flush`."""
+        if self._num_out < 0:
+            self._num_out = len(self._tokenizer.decode(self._window))
         self._window += self._visible(token_ids)
         text = self._tokenizer.decode(self._window)
         # The replacement character stands for bytes whose character is not complete yet.
@@ -45,7 +49,7 @@ class IncrementalDetokenizer:
 
     def flush(self) -> str:
         """What was held back, replacement characters included. Call once, at the end."""
-        return self._tokenizer.decode(self._window)[self._num_out :]
+        return self._tokenizer.decode(self._window)[self._num_out :] if self._num_out >= 0 else ""
 
     def _visible(self, token_ids: list[int]) -> list[int]:
         # Skipped here rather than by the decoder: a window of skipped tokens alone would be no context.

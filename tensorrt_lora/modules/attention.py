@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from tensorrt_lora.attention_backend.interface import AttentionBackend, AttentionMetadata
+from tensorrt_lora.kernels.qk_norm_rope import qk_norm_rope
 from tensorrt_lora.lora.layer import LoraLayer
 from tensorrt_lora.lora.lora_params import LoraParams
 from tensorrt_lora.lora.module_types import LoraModuleType
@@ -105,12 +106,18 @@ class Attention(nn.Module):
             self.qkv_proj.base(hidden_states), (self.qkv_lora,), hidden_states, lora_params, self.layer_idx
         )
         q, k, v = qkv.split((self.q_size, self.kv_size, self.kv_size), dim=-1)
-        if self.q_norm is not None and self.k_norm is not None:
-            q = self._norm_heads(self.q_norm, q)
-            k = self._norm_heads(self.k_norm, k)
-        self.rotary_emb(q, k, position_ids)
+        self._norm_and_rotate(q, k, position_ids)
         output = self.attn.forward(q, k, v, attn_metadata)
         return self.o_proj(output, lora_params, self.layer_idx)
 
-    def _norm_heads(self, norm: RMSNorm, x: torch.Tensor) -> torch.Tensor:
-        return norm(x.view(x.shape[0], -1, self.head_dim)).view(x.shape)
+    def _norm_and_rotate(self, q: torch.Tensor, k: torch.Tensor, position_ids: torch.Tensor) -> None:
+        qk_norm_rope(
+            q,
+            k,
+            position_ids,
+            self.rotary_emb.cos_sin_cache,
+            self.head_dim,
+            q_weight=None if self.q_norm is None else self.q_norm.weight,
+            k_weight=None if self.k_norm is None else self.k_norm.weight,
+            eps=0.0 if self.q_norm is None else self.q_norm.eps,
+        )

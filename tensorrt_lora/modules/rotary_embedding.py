@@ -1,6 +1,7 @@
 """Rotary position embedding: the table of cosines and sines that all layers of a model share.
 
-Frequencies other than the default come from transformers: a scaling is served exactly as there, or refused.
+Built with the model and read by `Attention`, which rotates where it normalises heads. Frequencies other than
+the default come from transformers: a scaling is served exactly as there, or refused.
 """
 
 import torch
@@ -8,11 +9,10 @@ from torch import nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tensorrt_lora.config.model_config import ModelConfig
-from tensorrt_lora.kernels.rotary_embedding import apply_rotary_embedding
 
 
 class RotaryEmbedding(nn.Module):
-    """Rotates queries and keys by their positions.
+    """What rotates queries and keys at each position.
 
     Args:
         config: `rope_parameters` selects the frequencies.
@@ -24,11 +24,10 @@ class RotaryEmbedding(nn.Module):
             covers only a part of the head.
     """
 
-    cos_sin_cache: torch.Tensor  # [max_positions, D] float32
+    cos_sin_cache: torch.Tensor  # [max_positions, D] float32: D/2 cosines, then D/2 sines
 
     def __init__(self, *, config: ModelConfig, max_positions: int, device: torch.device) -> None:
         super().__init__()
-        self.head_dim = config.head_dim
         inv_freq, attention_scaling = _frequencies(config, max_positions)
         if 2 * inv_freq.numel() != config.head_dim:
             raise ValueError(
@@ -38,10 +37,6 @@ class RotaryEmbedding(nn.Module):
         angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), inv_freq)
         table = torch.cat((angles.cos(), angles.sin()), dim=-1) * attention_scaling
         self.register_buffer("cos_sin_cache", table.to(device), persistent=False)
-
-    def forward(self, q: torch.Tensor, k: torch.Tensor, position_ids: torch.Tensor) -> None:
-        """Rotate `q` [T, H * D] and `k` [T, K * D] in place by `position_ids` [T]."""
-        apply_rotary_embedding(q, k, position_ids, self.cos_sin_cache, self.head_dim)
 
 
 def _frequencies(config: ModelConfig, max_positions: int) -> tuple[torch.Tensor, float]:

@@ -72,9 +72,7 @@ def test_prompt_logprob_positions_cover_each_prompt_token_once():
     request = make_request(5, prompt_logprobs=0)
     assert request.prompt_logprob_positions(0, 3) == range(0, 3)
     request.prompt_logprobs = [None, {}, {}, {}]
-    assert request.prompt_logprob_positions(3, 5) == range(
-        3, 4
-    )  # the last position tells of the first output token
+    assert request.prompt_logprob_positions(3, 5) == range(3, 4)  # the last position tells of the first output token
     # Preempted and prefilled again from the start: only what is missing.
     assert not request.prompt_logprob_positions(0, 2)
     assert request.prompt_logprob_positions(0, 4) == range(3, 4)
@@ -89,9 +87,7 @@ def make_message(**sampling):
 
 
 def create(message, *, engine_seed=0, adapter=None):
-    return create_llm_requests(
-        message, adapter=adapter, eos_token_ids=EOS, engine_seed=engine_seed, arrival=4
-    )
+    return create_llm_requests(message, adapter=adapter, eos_token_ids=EOS, engine_seed=engine_seed, arrival=4)
 
 
 def test_sequences_of_one_request_differ_in_index_and_seed_only():

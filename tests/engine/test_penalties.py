@@ -25,9 +25,7 @@ def random_request(length, *, num_output, **sampling):
 
 
 def test_repetition_penalty_equals_transformers_over_prompt_and_output():
-    requests = [
-        random_request(9, num_output=n, repetition_penalty=p) for n, p in [(0, 1.3), (12, 0.7), (30, 2.0)]
-    ]
+    requests = [random_request(9, num_output=n, repetition_penalty=p) for n, p in [(0, 1.3), (12, 0.7), (30, 2.0)]]
     scores = torch.randn(3, VOCAB) * 5
     result = penalised(requests, scores)
     for row, request in enumerate(requests):
@@ -36,9 +34,7 @@ def test_repetition_penalty_equals_transformers_over_prompt_and_output():
 
 
 def test_presence_and_frequency_count_the_output_alone():
-    request = make_request(
-        [1, 1, 2], output=(2, 3, 3, 3), max_tokens=9, presence_penalty=0.5, frequency_penalty=0.25
-    )
+    request = make_request([1, 1, 2], output=(2, 3, 3, 3), max_tokens=9, presence_penalty=0.5, frequency_penalty=0.25)
     scores = torch.randn(1, VOCAB)
     expected = scores.clone()
     expected[0, 2] -= 0.5 + 0.25
@@ -85,9 +81,7 @@ def masked_ids(request):
 
 
 def test_end_and_stop_tokens_are_masked_until_min_tokens_are_out():
-    request = make_request(
-        3, eos_token_ids=(2, 7), stop_token_ids=[4, VOCAB, 10**9], min_tokens=2, max_tokens=9
-    )
+    request = make_request(3, eos_token_ids=(2, 7), stop_token_ids=[4, VOCAB, 10**9], min_tokens=2, max_tokens=9)
     assert masked_ids(request) == {2, 4, 7}
     request.append_token(1)
     assert masked_ids(request) == {2, 4, 7}

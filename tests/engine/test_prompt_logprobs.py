@@ -1,7 +1,6 @@
 import pytest
 import torch
 
-from tensorrt_lora.engine import prompt_logprobs
 from tensorrt_lora.engine.prompt_logprobs import extend_prompt_logprobs
 from tests.support.llm_requests import make_request
 
@@ -9,9 +8,7 @@ VOCAB = 30
 
 
 def make(length, top=2):
-    return make_request(torch.randint(VOCAB, (length,)).tolist(), prompt_logprobs=top), torch.randn(
-        length, VOCAB
-    )
+    return make_request(torch.randint(VOCAB, (length,)).tolist(), prompt_logprobs=top), torch.randn(length, VOCAB)
 
 
 def feed(request, logits, start, stop):
@@ -49,13 +46,6 @@ def test_a_prefill_repeated_after_preemption_changes_nothing():
     feed(request, logits, 0, 8)
     feed(request, logits, 8, 12)
     feed(request, logits, 0, 12)
-    check(request, logits)
-
-
-def test_long_prompts_go_block_by_block(monkeypatch):
-    monkeypatch.setattr(prompt_logprobs, "_ROWS_AT_ONCE", 4)
-    request, logits = make(15)
-    feed(request, logits, 0, 15)
     check(request, logits)
 
 

@@ -143,8 +143,7 @@ def test_a_drawn_token_comes_from_penalised_scores():
     logits[[10, 11]] = 60.0
     prompt = [10, 3]
     rows = [
-        make_request(prompt, seed=derive_seed(index), temperature=1.0, repetition_penalty=2.0)
-        for index in range(50)
+        make_request(prompt, seed=derive_seed(index), temperature=1.0, repetition_penalty=2.0) for index in range(50)
     ]
     assert set(tokens(logits.expand(50, -1), rows)) == {11}
     processed = RepetitionPenaltyLogitsProcessor(2.0)(torch.tensor([prompt]), logits[None])
@@ -154,9 +153,7 @@ def test_a_drawn_token_comes_from_penalised_scores():
 @pytest.mark.parametrize("temperature", [1e-6, 1e-12, 1e-300, 5e-324])
 def test_the_smallest_temperatures_are_greedy(temperature):
     logits = torch.randn(20, VOCAB) * 100
-    rows = [
-        make_request(3, temperature=temperature, seed=derive_seed(i), top_p=0.9, top_k=9) for i in range(20)
-    ]
+    rows = [make_request(3, temperature=temperature, seed=derive_seed(i), top_p=0.9, top_k=9) for i in range(20)]
     assert tokens(logits, rows) == logits.argmax(-1).tolist()
 
 
@@ -171,9 +168,7 @@ def test_a_draw_depends_on_seed_and_position_alone():
     request = make_request([1, 2, 3], output=(4, 5), temperature=1.5, seed=77, max_tokens=9)
     elsewhere = make_request([9, 9, 9, 9, 9], temperature=1.5, seed=77, max_tokens=9)
     assert tokens(logits, [request]) == tokens(logits, [elsewhere]) == tokens(logits, [request])
-    at_positions = [
-        tokens(logits, [make_request(length, temperature=1.5, seed=77)])[0] for length in range(1, 60)
-    ]
+    at_positions = [tokens(logits, [make_request(length, temperature=1.5, seed=77)])[0] for length in range(1, 60)]
     assert len(set(at_positions)) > 15
     by_seed = [tokens(logits, [make_request(3, temperature=1.5, seed=derive_seed(s))])[0] for s in range(60)]
     assert len(set(by_seed)) > 15
@@ -241,7 +236,5 @@ def test_a_row_that_is_not_finite_fails_alone(bad, everywhere, dtype, sampling):
 
 
 def test_masking_the_whole_vocabulary_does_not_leave_it():
-    rows = [
-        make_request(3, stop_token_ids=list(range(VOCAB)), min_tokens=2, temperature=t) for t in (0.0, 1.0)
-    ]
+    rows = [make_request(3, stop_token_ids=list(range(VOCAB)), min_tokens=2, temperature=t) for t in (0.0, 1.0)]
     assert all(0 <= token < VOCAB for token in tokens(torch.randn(2, VOCAB), rows))

@@ -90,9 +90,7 @@ def test_draws_follow_the_distribution():
     scores = torch.randn(12) * 2
     scores[3] = float("-inf")
     count = 40_000
-    uniforms = (
-        torch.arange(count, dtype=torch.float64) + 0.5
-    ) / count  # evenly spread: counts are exact to one
+    uniforms = (torch.arange(count, dtype=torch.float64) + 0.5) / count  # evenly spread: counts are exact to one
     drawn = torch.bincount(draw_tokens(scores.expand(count, 12), uniforms), minlength=12)
     torch.testing.assert_close(drawn / count, scores.softmax(-1), atol=2 / count, rtol=0)
     assert drawn[3] == 0

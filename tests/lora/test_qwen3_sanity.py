@@ -22,26 +22,28 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.fixture(scope="module", params=[(o, s) for o in (False, True) for s in (False, True)])
+def llm(request: pytest.FixtureRequest, directory: Path) -> Iterator[LLM]:
+    overlap, specialize = request.param
+    lora_config = LoraConfig(
+        max_lora_rank=8, max_loras=2, overlap_lora_and_base=overlap, cuda_graph_specialize_lora=specialize
+    )
+    with LLM(
+        model=directory / "model",
+        executor="inline",
+        device="cpu",
+        max_batch_size=8,
+        max_seq_len=64,
+        kv_cache_config={"enable_block_reuse": False},
+        lora_config=lora_config,
+    ) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def adapters(directory: Path) -> list[LoRARequest]:
+    return [LoRARequest(f"adapter{number}", number, str(directory / f"adapter{number}")) for number in (1, 2)]
+
+
 class TestQwen3LoRA(Qwen3LoRASanity):
     tolerance = 1e-5
-
-    @pytest.fixture(scope="class", params=[(o, s) for o in (False, True) for s in (False, True)])
-    def llm(self, request: pytest.FixtureRequest, directory: Path) -> Iterator[LLM]:
-        overlap, specialize = request.param
-        lora_config = LoraConfig(
-            max_lora_rank=8, max_loras=2, overlap_lora_and_base=overlap, cuda_graph_specialize_lora=specialize
-        )
-        with LLM(
-            model=directory / "model",
-            executor="inline",
-            device="cpu",
-            max_batch_size=8,
-            max_seq_len=64,
-            kv_cache_config={"enable_block_reuse": False},
-            lora_config=lora_config,
-        ) as llm:
-            yield llm
-
-    @pytest.fixture(scope="class")
-    def adapters(self, directory: Path) -> list[LoRARequest]:
-        return [LoRARequest(f"adapter{number}", number, str(directory / f"adapter{number}")) for number in (1, 2)]

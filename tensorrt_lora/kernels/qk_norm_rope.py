@@ -1,0 +1,242 @@
+"""What happens to queries and keys between projection and attention: head norms, rotation, and the cache write.
+
+Called by `Attention`. The norm over each head is optional (Qwen3 has it), and so is the write into the paged
+cache. Pairs rotated are (i, i + D/2): "NeoX style", the layout of Hugging Face checkpoints. Source: Su et al.,
+"RoFormer" (2021). Shapes: T tokens, H query heads, K key/value heads, D head size.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tensorrt_lora.kernels.dispatch import use_triton
+from tensorrt_lora.kernels.paged_attention import write_kv_cache
+from tensorrt_lora.kernels.rms_norm import rms_norm_reference
+
+
+@dataclass(slots=True)
+class KvCacheWrite:
+    """Where this step's keys and values also go, as in `write_kv_cache`."""
+
+    v: Tensor
+    """[T, K * D], rows may be strided."""
+    kv_cache: Tensor
+    """One layer: [pages, 2 (key, value), page_size, K, D], contiguous."""
+    cache_slots: Tensor
+    """[T] int64: page * page_size + offset. Slots of page 0 may repeat, any other slot may not."""
+
+
+def qk_norm_rope(
+    q: Tensor,
+    k: Tensor,
+    position_ids: Tensor,
+    cos_sin_cache: Tensor,
+    head_dim: int,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    eps: float,
+    kv_write: KvCacheWrite | None = None,
+) -> None:
+    """Normalise every head of `q` and `k`, rotate it by its token's position, both in place.
+
+    The norm is rounded as in `rms_norm_reference`; the rotation is computed in float32 and rounded once.
+
+    Args:
+        q: [T, H * D], rows may be strided.
+        k: [T, K * D], likewise, the dtype of q.
+        position_ids: [T] int64 or int32.
+        cos_sin_cache: [positions, D] float32, contiguous: D/2 cosines, then D/2 sines.
+        head_dim: D, even.
+        q_weight: [D] in q's dtype; None, with `k_weight`, for no norm.
+        k_weight: likewise, of the keys.
+        eps: of the norm.
+        kv_write: store the finished keys, and the values, in the cache too.
+    """
+    assert q.shape[1] % head_dim == 0 and k.shape[1] % head_dim == 0 and head_dim % 2 == 0
+    assert q.stride(-1) == 1 and k.stride(-1) == 1 and q.dtype == k.dtype
+    assert (q_weight is None) == (k_weight is None)
+    assert cos_sin_cache.shape[1] == head_dim and cos_sin_cache.is_contiguous()
+    assert kv_write is None or (kv_write.v.shape == k.shape and kv_write.v.stride(-1) == 1)
+    if use_triton(q):
+        _qk_norm_rope_triton(
+            q, k, position_ids, cos_sin_cache, head_dim, q_weight, k_weight, eps, kv_write
+        )
+    else:
+        qk_norm_rope_reference(
+            q, k, position_ids, cos_sin_cache, head_dim, q_weight, k_weight, eps, kv_write
+        )
+
+
+def qk_norm_rope_reference(
+    q: Tensor,
+    k: Tensor,
+    position_ids: Tensor,
+    cos_sin_cache: Tensor,
+    head_dim: int,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    eps: float,
+    kv_write: KvCacheWrite | None = None,
+) -> None:
+    """The same in torch."""
+    cos, sin = cos_sin_cache.index_select(0, position_ids).unsqueeze(1).chunk(2, dim=-1)
+    for x, weight in ((q, q_weight), (k, k_weight)):
+        heads = x.unflatten(-1, (-1, head_dim))
+        normed = heads if weight is None else rms_norm_reference(heads, weight, eps)
+        first, second = normed.float().chunk(2, dim=-1)
+        heads.copy_(torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1))
+    if kv_write is not None:
+        key, value = (x.unflatten(-1, (-1, head_dim)) for x in (k, kv_write.v))
+        write_kv_cache(key, value, kv_write.kv_cache, kv_write.cache_slots)
+
+
+_BLOCK_HEADS = 8
+_THREAD_VALUES = 8  # of each half of a head: 16 bytes in bfloat16
+
+
+def num_warps(head_dim: int) -> int:
+    """Warps of a program, for the block of `_BLOCK_HEADS` heads that it takes."""
+    return max(1, _BLOCK_HEADS * triton.next_power_of_2(head_dim // 2) // (32 * _THREAD_VALUES))
+
+
+def _qk_norm_rope_triton(
+    q: Tensor,
+    k: Tensor,
+    position_ids: Tensor,
+    cos_sin_cache: Tensor,
+    head_dim: int,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    eps: float,
+    kv_write: KvCacheWrite | None,
+) -> None:
+    tokens = q.shape[0]
+    if tokens == 0:
+        return
+    heads, kv_heads = q.shape[1] // head_dim, k.shape[1] // head_dim
+    # A tensor stands in for what the kernel does not read.
+    write = KvCacheWrite(k, k, position_ids) if kv_write is None else kv_write
+    assert kv_write is None or (write.kv_cache.is_contiguous() and write.kv_cache.dtype == q.dtype)
+    # One shape of program for every T, so that a token's bits do not depend on how many come with it.
+    grid = (tokens, triton.cdiv(heads, _BLOCK_HEADS) + triton.cdiv(kv_heads, _BLOCK_HEADS))
+    _qk_norm_rope_kernel[grid](
+        q,
+        k,
+        write.v,
+        q if q_weight is None else q_weight,
+        k if k_weight is None else k_weight,
+        position_ids,
+        cos_sin_cache,
+        write.kv_cache,
+        write.cache_slots,
+        q.stride(0),
+        k.stride(0),
+        write.v.stride(0),
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim,
+        PAGE_SIZE=1 if kv_write is None else write.kv_cache.shape[2],
+        EPS=eps,
+        NORM=q_weight is not None,
+        WRITE_KV=kv_write is not None,
+        BLOCK_HEADS=_BLOCK_HEADS,
+        BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
+        num_warps=num_warps(head_dim),
+    )
+
+
+# Of these one value is read by a program, so that their alignment does not matter.
+@triton.jit(do_not_specialize_on_alignment=["position_ids", "cache_slots"])
+def _qk_norm_rope_kernel(
+    q,
+    k,
+    v,
+    q_weight,
+    k_weight,
+    position_ids,
+    cos_sin_cache,
+    kv_cache,
+    cache_slots,
+    q_stride,
+    k_stride,
+    v_stride,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    EPS: tl.constexpr,
+    NORM: tl.constexpr,
+    WRITE_KV: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+):
+    """One program: BLOCK_HEADS query heads, or key heads and their values, of one token."""
+    token = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1)
+    position = tl.load(position_ids + token).to(tl.int64)
+    angles = cos_sin_cache + position * HEAD_DIM
+
+    # As wide as the heads, so that each head reads weights and angles for itself: in one layout of registers
+    # the threads have nothing to exchange but the sums of squares.
+    half = tl.broadcast_to(tl.arange(0, BLOCK_HALF)[None, :], (BLOCK_HEADS, BLOCK_HALF))
+    query_groups = tl.cdiv(HEADS, BLOCK_HEADS)
+    if group < query_groups:
+        head = group * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
+        live = (head < HEADS) & (half < HEAD_DIM // 2)
+        _norm_rope(
+            q + token * q_stride + head * HEAD_DIM + half, live, half, q_weight, angles, HEAD_DIM, EPS, NORM
+        )
+    else:
+        head = (group - query_groups) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
+        live = (head < KV_HEADS) & (half < HEAD_DIM // 2)
+        column = head * HEAD_DIM + half
+        if WRITE_KV:
+            slot = tl.load(cache_slots + token)
+            values = v + token * v_stride + column
+            first_value = tl.load(values, mask=live)
+            second_value = tl.load(values + HEAD_DIM // 2, mask=live)
+        first_key, second_key = _norm_rope(
+            k + token * k_stride + column, live, half, k_weight, angles, HEAD_DIM, EPS, NORM
+        )
+        if WRITE_KV:
+            # A page is PAGE_SIZE key rows followed by PAGE_SIZE value rows.
+            row = slot // PAGE_SIZE * (2 * PAGE_SIZE) + slot % PAGE_SIZE
+            keys = kv_cache + row * (KV_HEADS * HEAD_DIM) + column
+            tl.store(keys, first_key, mask=live)
+            tl.store(keys + HEAD_DIM // 2, second_key, mask=live)
+            values = keys + PAGE_SIZE * KV_HEADS * HEAD_DIM
+            tl.store(values, first_value, mask=live)
+            tl.store(values + HEAD_DIM // 2, second_value, mask=live)
+
+
+@triton.jit
+def _norm_rope(
+    heads, live, half, weight, angles, HEAD_DIM: tl.constexpr, EPS: tl.constexpr, NORM: tl.constexpr
+):
+    """Both halves of heads [BLOCK_HEADS, BLOCK_HALF], finished: stored over `heads`, and returned."""
+    HALF: tl.constexpr = HEAD_DIM // 2
+    dtype: tl.constexpr = heads.dtype.element_ty
+    in_half = half < HALF
+    # These are issued before the loads of angles, whose addresses wait for the position.
+    first = tl.load(heads, mask=live, other=0.0).to(tl.float32)
+    second = tl.load(heads + HALF, mask=live, other=0.0).to(tl.float32)
+    if NORM:
+        first_weight = tl.load(weight + half, mask=in_half, other=0.0).to(tl.float32)
+        second_weight = tl.load(weight + HALF + half, mask=in_half, other=0.0).to(tl.float32)
+    cos = tl.load(angles + half, mask=in_half, other=0.0)
+    sin = tl.load(angles + HALF + half, mask=in_half, other=0.0)
+    if NORM:
+        square_sum = tl.sum(first * first + second * second, axis=1, keep_dims=True)
+        inverse_rms = tl.rsqrt(square_sum / HEAD_DIM + EPS)
+        first = (first * inverse_rms).to(dtype).to(tl.float32)
+        second = (second * inverse_rms).to(dtype).to(tl.float32)
+        first = (first * first_weight).to(dtype).to(tl.float32)
+        second = (second * second_weight).to(dtype).to(tl.float32)
+    first_out = (first * cos - second * sin).to(dtype)
+    second_out = (second * cos + first * sin).to(dtype)
+    tl.store(heads, first_out, mask=live)
+    tl.store(heads + HALF, second_out, mask=live)
+    return first_out, second_out
