@@ -11,6 +11,7 @@ import time
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from smollm2 import ADAPTERS_DIR, MODEL_ID, find_gguf
 
 from tensorrt_lora import LLM, LoraConfig, LoRARequest, RequestOutput, SamplingParams
@@ -26,14 +27,14 @@ ADAPTERS = ["butler", "pirate", "json"]
 
 def answer_table(prompts: list[str], adapters: list[LoRARequest | None], outputs: list[RequestOutput]) -> Table:
     """One section per prompt, one row per adapter; `outputs` has the adapters of a prompt side by side."""
-    table = Table("prompt", "adapter", "answer", title="One mixed batch")
+    table = Table("adapter", "answer", title="One mixed batch")
     remaining = iter(outputs)
     for prompt in prompts:
-        for row, adapter in enumerate(adapters):
+        table.add_row("", Text(prompt, style="bold"))
+        for adapter in adapters:
             output = next(remaining)
-            answer = output.error or output.outputs[0].text.strip()
-            name = "[dim]base[/]" if adapter is None else f"[bold]{adapter.lora_name}[/]"
-            table.add_row(prompt if row == 0 else "", name, answer)
+            name = "base" if adapter is None else adapter.lora_name
+            table.add_row(Text(name, style="cyan"), Text(output.error or output.outputs[0].text.strip()))
         table.add_section()
     return table
 
@@ -46,7 +47,7 @@ def main() -> None:
         *(LoRARequest(name, i + 1, str(ADAPTERS_DIR / name)) for i, name in enumerate(ADAPTERS)),
     ]
     chats = [[{"role": "user", "content": prompt}] for prompt in prompts for _ in adapters]
-    console.print(f"Loading {MODEL_ID}; the first run converts its GGUF file and keeps the result.")
+    console.print(f"Loading {MODEL_ID} (slower the first time)")
     lora_config = LoraConfig(max_loras=4, max_lora_rank=16)
     with LLM(model=str(find_gguf()), device="auto", lora_config=lora_config) as llm:
         start = time.perf_counter()
@@ -55,8 +56,7 @@ def main() -> None:
     console.print(answer_table(prompts, adapters, outputs))
     tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
     console.print(
-        f"{len(outputs)} requests over the base model and {len(ADAPTERS)} adapters: "
-        f"{tokens} tokens in {seconds:.1f} s, {tokens / seconds:.1f} tokens/s"
+        f"{len(outputs)} requests in one batch: {tokens} tokens in {seconds:.1f} s, {tokens / seconds:.1f} tokens/s"
     )
 
 

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from tensorrt_lora.cli.bench import latency
 from tensorrt_lora.cli.generate import generate
 from tensorrt_lora.cli.info import info
 from tensorrt_lora.cli.manifest import manifest
@@ -44,3 +45,10 @@ app = typer.Typer(
 )
 for _command in (generate, manifest, info):
     app.command()(_with_user_errors(_command))
+
+_bench = typer.Typer(name="bench", help="How fast the engine is.", no_args_is_help=True)
+_bench.command()(_with_user_errors(latency))
+app.add_typer(_bench)
+
+if __name__ == "__main__":
+    app()

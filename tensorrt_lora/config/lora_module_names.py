@@ -1,4 +1,4 @@
-"""The names of the projections that an adapter may change.
+"""The names of the layers that an adapter may change.
 
 Owns the table from TensorRT-LLM's module names to the leaf names of Hugging Face checkpoints. Read by
 `LoraConfig` and by whoever matches adapter tensors with projections. Knows neither layers nor weights.
@@ -16,6 +16,8 @@ DEFAULT_HF_MODULES: dict[str, str] = {
     "mlp_gate": "up_proj",
     "mlp_4h_to_h": "down_proj",
     "mlp_gate_up": "gate_up_proj",
+    "embed_tokens": "embed_tokens",
+    "lm_head": "lm_head",
 }
 
 

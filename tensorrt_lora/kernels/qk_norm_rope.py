@@ -93,13 +93,13 @@ def qk_norm_rope_reference(
         write_kv_cache(key, value, kv_write.kv_cache, kv_write.cache_slots)
 
 
-_BLOCK_HEADS = 8
+BLOCK_HEADS = 8  # of a program
 _THREAD_VALUES = 8  # of each half of a head: 16 bytes in bfloat16
 
 
 def num_warps(head_dim: int) -> int:
-    """Warps of a program, for the block of `_BLOCK_HEADS` heads that it takes."""
-    return max(1, _BLOCK_HEADS * triton.next_power_of_2(head_dim // 2) // (32 * _THREAD_VALUES))
+    """Warps of a program: threads for its heads, each with `_THREAD_VALUES` of both halves."""
+    return max(1, BLOCK_HEADS * triton.next_power_of_2(head_dim // 2) // (32 * _THREAD_VALUES))
 
 
 def _qk_norm_rope_triton(
@@ -121,7 +121,7 @@ def _qk_norm_rope_triton(
     write = KvCacheWrite(k, k, position_ids) if kv_write is None else kv_write
     assert kv_write is None or (write.kv_cache.is_contiguous() and write.kv_cache.dtype == q.dtype)
     # One shape of program for every T, so that a token's bits do not depend on how many come with it.
-    grid = (tokens, triton.cdiv(heads, _BLOCK_HEADS) + triton.cdiv(kv_heads, _BLOCK_HEADS))
+    grid = (tokens, triton.cdiv(heads, BLOCK_HEADS) + triton.cdiv(kv_heads, BLOCK_HEADS))
     _qk_norm_rope_kernel[grid](
         q,
         k,
@@ -142,7 +142,7 @@ def _qk_norm_rope_triton(
         EPS=eps,
         NORM=q_weight is not None,
         WRITE_KV=kv_write is not None,
-        BLOCK_HEADS=_BLOCK_HEADS,
+        BLOCK_HEADS=BLOCK_HEADS,
         BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
         num_warps=num_warps(head_dim),
     )

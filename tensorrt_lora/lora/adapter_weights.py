@@ -17,11 +17,19 @@ SiteKey = tuple[int, LoraModuleType]
 
 @dataclass(frozen=True, slots=True)
 class LoraModuleWeights:
-    """One module's pair: the module adds `scale * (x @ a.T) @ b` to its output."""
+    """What one module adds to the output y = x W^T + b0 of its base layer.
 
-    a: torch.Tensor  # [rank, in], model dtype
+    Plain LoRA adds `delta = scale * (x @ a.T) @ b`. With a magnitude (DoRA) the output is g * (y - b0 + delta) + b0,
+    where g = magnitude / row norms of (W + scale * b.T @ a). `base_bias` then takes the place of b0, and `bias` is
+    added.
+    """
+
+    a: torch.Tensor  # [rank, in] (an embedding's: [rank, vocab]), model dtype; rank 0 where only a bias is trained
     b: torch.Tensor  # [rank, out], model dtype: PEFT's lora_B transposed, so that both are rows of rank
     scale: float
+    bias: torch.Tensor | None = None  # [out] model dtype, added as it is: PEFT's scale * lora_B.bias
+    base_bias: torch.Tensor | None = None  # [out] model dtype: PEFT's bias="all" and "lora_only"
+    magnitude: torch.Tensor | None = None  # [out] float32: DoRA's m
 
     @property
     def rank(self) -> int:

@@ -1,4 +1,4 @@
-"""The kinds of linear layer an adapter can target, with TensorRT-LLM's names and numbers.
+"""The kinds of layer an adapter can target, with TensorRT-LLM's names and numbers.
 
 An adapter names its targets by the model's own (Hugging Face) module names; a configuration names them by
 TensorRT-LLM's (`attn_q`). This enum is what both are resolved to.
@@ -8,7 +8,10 @@ from enum import IntEnum
 
 
 class LoraModuleType(IntEnum):
-    """Numbers as in TensorRT-LLM's `LoraManager.LORA_MODULE_IDS`; only the kinds served here."""
+    """Numbers as in TensorRT-LLM's `LoraManager.LORA_MODULE_IDS`; only the kinds served here.
+
+    The two from 100 on are not among TensorRT-LLM's. They lie outside of the decoder layers.
+    """
 
     ATTENTION_Q = 1
     ATTENTION_K = 2
@@ -17,6 +20,8 @@ class LoraModuleType(IntEnum):
     MLP_H_TO_4H = 5  # the gate projection of a gated MLP, the up projection of a plain one
     MLP_4H_TO_H = 6
     MLP_GATE = 7  # the up projection of a gated MLP: TensorRT-LLM's naming of the two is the reverse of the usual
+    EMBED_TOKENS = 100
+    LM_HEAD = 101
 
     @property
     def config_name(self) -> str:
@@ -34,5 +39,7 @@ CONFIG_NAMES: dict[str, tuple[LoraModuleType, ...]] = {
     "mlp_gate": (LoraModuleType.MLP_GATE,),
     "mlp_4h_to_h": (LoraModuleType.MLP_4H_TO_H,),
     "mlp_gate_up": (LoraModuleType.MLP_H_TO_4H, LoraModuleType.MLP_GATE),
+    "embed_tokens": (LoraModuleType.EMBED_TOKENS,),
+    "lm_head": (LoraModuleType.LM_HEAD,),
 }
 """What each name in `LoraConfig.lora_target_modules` stands for; a fused name stands for its parts."""

@@ -27,6 +27,12 @@ class ForcedDecoding:
         )
         self.requests: list[LlmRequest] = []
 
+    def restart(self) -> None:
+        """Drop all sequences and their pages."""
+        for request in self.requests:
+            self._pages.free(request)
+        self.requests = []
+
     def prefill(self, prompts: Sequence[list[int]], adapters: Sequence[SlotTenant | None]) -> torch.Tensor:
         """Start one sequence per prompt; logits [len(prompts), vocab] after their last tokens."""
         self.requests = [

@@ -1,0 +1,46 @@
+"""What one engine is compared with itself in: the modes of the latency benchmark.
+
+Owns the names in records and the LoRA plan behind each. Knows nothing of engines.
+"""
+
+from enum import Enum
+
+from tensorrt_lora.lora.lora_plan import LoraPlan
+
+
+class BenchMode(Enum):
+    """How a batch runs; the same prompts in every mode."""
+
+    BASE = "base"
+    """No request has an adapter."""
+
+    IDLE = "idle"
+    """As base: what a user of the base model pays for LoRA being enabled. Measured on its own, so that a
+    difference would show."""
+
+    SEQUENTIAL = "sequential"
+    """Every request has an adapter; LoRA follows the base."""
+
+    OVERLAP = "overlap"
+    """Every request has an adapter; shrink and expand run beside the base, TensorRT-LLM's shape."""
+
+    BEST = "best"
+    """Every request has an adapter; the plan that a trial at the same concurrency found fastest."""
+
+    @property
+    def uses_adapters(self) -> bool:
+        return self not in (BenchMode.BASE, BenchMode.IDLE)
+
+    @property
+    def candidates(self) -> tuple[LoraPlan | None, ...]:
+        """The plans that the mode may run with; None is a step without LoRA."""
+        return _CANDIDATES[self]
+
+
+_CANDIDATES: dict[BenchMode, tuple[LoraPlan | None, ...]] = {
+    BenchMode.BASE: (None,),
+    BenchMode.IDLE: (None,),
+    BenchMode.SEQUENTIAL: (LoraPlan.SEQUENTIAL,),
+    BenchMode.OVERLAP: (LoraPlan.BOTH_BESIDE,),
+    BenchMode.BEST: tuple(LoraPlan),
+}

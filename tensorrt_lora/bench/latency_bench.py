@@ -1,0 +1,177 @@
+"""`bench latency`: batches of fixed lengths, the same prompts in every mode, over one engine.
+
+Owns the order of measurements. All modes share weights, KV cache and adapter slots, and take turns within each
+repeat, so that what drifts hits all of them.
+"""
+
+import datetime
+import statistics
+import time
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from tensorrt_lora.bench.bandwidth import measure_copy_bandwidth
+from tensorrt_lora.bench.batch_run import BatchTimes
+from tensorrt_lora.bench.bench_engine import BenchEngine
+from tensorrt_lora.bench.bench_mode import BenchMode
+from tensorrt_lora.bench.byte_floor import ByteFloor
+from tensorrt_lora.bench.latency_options import LatencyOptions
+from tensorrt_lora.bench.latency_records import LatencyHeader, LatencyRecord, LatencyResult, median_tax
+from tensorrt_lora.bench.run_environment import hardware, versions
+from tensorrt_lora.bench.workload import Workload
+from tensorrt_lora.lora.lora_plan import LoraPlan
+from tensorrt_lora.utils.device import resolve_device
+
+_TRIAL_TOKENS = 33  # of each request in a trial: 32 decode steps tell plans apart, and most compilation is over
+
+
+class LatencyBench:
+    """One run.
+
+    Args:
+        command: as it was typed, for the header.
+        commit: of the code, for the header.
+        progress: show progress on the error stream.
+
+    Raises:
+        ValueError: a device that is not there, too little memory.
+    """
+
+    def __init__(
+        self, options: LatencyOptions, *, command: str, commit: str | None, progress: bool = False
+    ) -> None:
+        self._options = options
+        self._progress = progress
+        self._bandwidth = measure_copy_bandwidth(resolve_device(options.device))
+        started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        load_start = time.perf_counter()
+        self._bench_engine = BenchEngine(
+            options.preset,
+            options.workloads(),
+            lora_rank=options.lora_rank,
+            plans=tuple(_plans(options.modes)),
+            device=options.device,
+            max_num_tokens=options.max_num_tokens,
+            seed=options.seed,
+            progress=progress,
+        )
+        seconds = time.perf_counter() - load_start
+        graphs = self._bench_engine.engine.graph_runner
+        self._floor = ByteFloor.of(self._bench_engine.loaded, self._bench_engine.adapter_bytes)
+        self._result = LatencyResult(
+            LatencyHeader(
+                command=command,
+                commit=commit,
+                started=started,
+                hardware=hardware(),
+                versions=versions(),
+                options=options.model_dump(mode="json"),
+                copy_bandwidth=self._bandwidth,
+                step_bytes={
+                    "weights": self._floor.weights,
+                    "kv_per_token": self._floor.kv_per_token,
+                    "adapter": self._floor.adapter,
+                },
+                load_seconds=seconds - graphs.capture_seconds,
+                capture_seconds=graphs.capture_seconds,
+                graph_memory={
+                    f"{key.batch_size} {_plan_name(key.plan)}": memory
+                    for key, memory in graphs.graph_memory.items()
+                },
+            )
+        )
+
+    def run(self, save: Callable[[LatencyResult], None]) -> LatencyResult:
+        """Measure everything; `save` is called after each concurrency with what there is so far."""
+        workloads = self._options.workloads()
+        per_workload = len(self._options.modes) * self._options.repeats + 1
+        with _progress_bar(enabled=self._progress) as bar:
+            task = bar.add_task("Measuring", total=len(workloads) * per_workload, detail="")
+            for workload in workloads:
+                for detail in self._measure(workload):
+                    bar.update(task, advance=1, detail=detail)
+                save(self._result)
+        self._bench_engine.close()
+        return self._result
+
+    def _measure(self, workload: Workload) -> Iterator[str]:
+        """All cells of one concurrency; yields a line of progress after each batch, and after the trials."""
+        plans = self._choose_plans(workload)
+        yield f"concurrency {workload.concurrency}"
+        modes = self._options.modes
+        times: dict[BenchMode, list[BatchTimes]] = {mode: [] for mode in modes}
+        for repeat in range(self._options.repeats):
+            first = repeat % len(modes)  # each repeat starts with another mode
+            for mode in (*modes[first:], *modes[:first]):
+                batch = self._bench_engine.submit(workload, plans[mode]).finish()
+                times[mode].append(batch)
+                yield f"concurrency {workload.concurrency}, {mode.value}: {batch.ms_per_token:.2f} ms per token"
+        base = times.get(BenchMode.BASE)
+        for mode in modes:
+            self._result.records.append(self._record(workload, mode, times[mode], base))
+        header = self._result.header
+        header.host_ms_per_step[workload.concurrency] = {
+            mode.value: statistics.median(batch.host_ms_per_step for batch in times[mode]) for mode in modes
+        }
+        if BenchMode.BEST in modes:
+            header.best_plan[workload.concurrency] = _plan_name(plans[BenchMode.BEST])
+
+    def _choose_plans(self, workload: Workload) -> dict[BenchMode, LoraPlan | None]:
+        """The plan of each mode, by a short batch with every plan; these also load adapters and compile kernels."""
+        tokens = min(workload.osl, _TRIAL_TOKENS)
+        trials = {
+            plan: self._bench_engine.submit(workload, plan, num_tokens=tokens).finish().ms_per_token
+            for plan in _plans(self._options.modes)
+        }
+        return {
+            mode: min(mode.candidates, key=lambda plan: trials[plan]) for mode in self._options.modes
+        }
+
+    def _record(
+        self, workload: Workload, mode: BenchMode, times: list[BatchTimes], base: list[BatchTimes] | None
+    ) -> LatencyRecord:
+        e2e = [batch.e2e_s for batch in times]
+        ms_per_token = statistics.median(batch.ms_per_token for batch in times)
+        floor = self._floor.milliseconds(workload, self._bandwidth, with_adapters=mode.uses_adapters)
+        return LatencyRecord(
+            bench="latency",
+            preset=self._options.preset,
+            isl=workload.isl,
+            osl=workload.osl,
+            concurrency=workload.concurrency,
+            rank=self._options.lora_rank,
+            adapters=workload.num_adapters,
+            mix=workload.mix,
+            mode=mode.value,
+            e2e_s=statistics.median(e2e),
+            ms_per_token=ms_per_token,
+            ttft_ms=statistics.median(batch.ttft_s for batch in times) * 1e3,
+            tokens_per_s=workload.concurrency * workload.osl / statistics.median(e2e),
+            lora_tax=median_tax(times, base),
+            floor_ms=floor,
+            floor_fraction=floor / ms_per_token,
+            spread=(min(e2e), max(e2e)),
+        )
+
+
+def _plans(modes: tuple[BenchMode, ...]) -> list[LoraPlan | None]:
+    """Every plan that some mode may run with, once."""
+    return list(dict.fromkeys(plan for mode in modes for plan in mode.candidates))
+
+
+def _plan_name(plan: LoraPlan | None) -> str:
+    return "base only" if plan is None else plan.value
+
+
+def _progress_bar(*, enabled: bool) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[detail]}"),
+        console=Console(stderr=True),
+        disable=not enabled,
+    )

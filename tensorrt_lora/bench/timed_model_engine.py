@@ -1,0 +1,17 @@
+"""The model engine with a clock: when the host had queued a step. Used by `BenchEngine` in place of the plain one."""
+
+import time
+
+from tensorrt_lora.engine.model_engine import PyTorchModelEngine, StepOutput
+from tensorrt_lora.engine.scheduled_requests import ScheduledRequests
+
+
+class TimedModelEngine(PyTorchModelEngine):
+    """Remembers the end of the host's part of the last forward, before anything waits for the device."""
+
+    queued_at = 0.0  # time.perf_counter() seconds
+
+    def forward(self, scheduled: ScheduledRequests) -> StepOutput:
+        output = super().forward(scheduled)
+        self.queued_at = time.perf_counter()
+        return output

@@ -1,0 +1,229 @@
+"""The ops between a layer's projections on a GPU: against float64, repeated, at any row count, and captured."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from tensorrt_lora.kernels.activation import silu_and_mul
+from tensorrt_lora.kernels.flashinfer_dispatch import use_flashinfer
+from tensorrt_lora.kernels.qk_norm_rope import KvCacheWrite, qk_norm_rope, qk_norm_rope_reference
+from tensorrt_lora.kernels.rms_norm import fused_add_rms_norm, rms_norm
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = torch.device("cuda")
+EPS = 1e-6
+POSITIONS, PAGE_SIZE, PAGES = 4096, 16, 600
+# Relative, over all values: a bfloat16 rounding is about 1.2e-3, and there are up to four.
+TOLERANCE = {torch.bfloat16: 4e-3, torch.float32: 2e-6}
+# To a reference that rounds at the same places: a rounding more or less would be above.
+SAME_ROUNDING = {torch.bfloat16: 5e-4, torch.float32: 2e-6}
+DTYPES = [torch.bfloat16, torch.float32]
+WIDTHS = [12, 64, 5120, 25600]  # rows of 12 bfloat16 values do not begin on 16 bytes
+ROWS = [0, 1, 7, 64, 1000]
+
+
+def random_rows(num_rows: int, width: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    generator = torch.Generator(DEVICE).manual_seed(seed)
+    return torch.randn((num_rows, width), device=DEVICE, dtype=dtype, generator=generator)
+
+
+def random_weight(size: int, dtype: torch.dtype) -> Tensor:
+    return (1 + 0.3 * random_rows(1, size, torch.float32, seed=9)[0]).to(dtype)
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """NaN, which passes no comparison, if either has one."""
+    return float((actual.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-6))
+
+
+def norm64(x: Tensor, weight: Tensor) -> Tensor:
+    x64 = x.double()
+    return x64 / torch.sqrt(x64.pow(2).mean(-1, keepdim=True) + EPS) * weight.double()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("rows", ROWS)
+def test_norms(rows: int, width: int, dtype: torch.dtype) -> None:
+    x, residual = (3 * random_rows(rows, width, dtype, seed) for seed in (1, 2))
+    weight = random_weight(width, dtype)
+    normed = rms_norm(x, weight, EPS)
+    assert relative_error(normed, norm64(x, weight)) < TOLERANCE[dtype]
+    assert torch.equal(normed, rms_norm(x, weight, EPS))
+
+    total = x + residual
+    fused_x, fused_residual = x.clone(), residual.clone()
+    fused_add_rms_norm(fused_x, fused_residual, weight, EPS)
+    assert torch.equal(fused_residual, total)
+    expected = norm64(x.double() + residual.double(), weight)
+    assert relative_error(fused_x, expected) < TOLERANCE[dtype]
+    again_x, again_residual = x.clone(), residual.clone()
+    fused_add_rms_norm(again_x, again_residual, weight, EPS)
+    assert torch.equal(fused_x, again_x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("rows", ROWS)
+def test_silu_and_mul(rows: int, width: int, dtype: torch.dtype) -> None:
+    gate_up = 2 * random_rows(rows, 2 * width, dtype)
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    actual = silu_and_mul(gate_up)
+    assert actual.shape == (rows, width) and actual.dtype == dtype
+    assert relative_error(actual, gate / (1 + torch.exp(-gate)) * up) < TOLERANCE[dtype]
+    assert torch.equal(actual, silu_and_mul(gate_up))
+
+
+def test_rows_that_flashinfer_does_not_serve_use_the_reference() -> None:
+    pytest.importorskip("flashinfer")
+    rows = random_rows(4, 65 * 64, torch.bfloat16)
+    assert use_flashinfer(rows) and use_flashinfer(rows[1:3])
+    shifted = rows.flatten()[1 : 1 + 4 * 64].view(4, 64)
+    for unserved in (rows[:, :64], shifted, rows.unflatten(1, (65, 64)), rows[:0], rows.float()):
+        assert not use_flashinfer(unserved)
+        assert not use_flashinfer(rows, unserved)
+    weight = random_weight(64, torch.bfloat16)
+    for x in (rows[:, :64], shifted, rows.unflatten(1, (65, 64))):
+        assert relative_error(rms_norm(x, weight, EPS), norm64(x, weight)) < TOLERANCE[torch.bfloat16]
+    gate, up = rows[:, : 2 * 65 * 8].contiguous()[:, : 65 * 16].double().chunk(2, dim=-1)
+    actual = silu_and_mul(rows[:, : 65 * 16])
+    assert relative_error(actual, gate / (1 + torch.exp(-gate)) * up) < TOLERANCE[torch.bfloat16]
+
+
+def make_table(head_dim: int) -> Tensor:
+    frequencies = 1e4 ** -(torch.arange(0, head_dim, 2, dtype=torch.float64, device=DEVICE) / head_dim)
+    angles = torch.outer(torch.arange(POSITIONS, dtype=torch.float64, device=DEVICE), frequencies)
+    return torch.cat((angles.cos(), angles.sin()), dim=-1).float()
+
+
+def rotated64(x: Tensor, position_ids: Tensor, table: Tensor, head_dim: int, weight: Tensor | None) -> Tensor:
+    heads = x.double().unflatten(-1, (-1, head_dim))
+    if weight is not None:
+        heads = norm64(heads, weight)
+    first, second = heads.chunk(2, dim=-1)
+    cos, sin = table.double()[position_ids].unsqueeze(1).chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(1)
+
+
+class Projection:
+    """A step's q, k and v as views of one tensor, with what `qk_norm_rope` wants beside them."""
+
+    def __init__(
+        self, tokens: int, heads: tuple[int, int], head_dim: int, dtype: torch.dtype, norm: bool
+    ) -> None:
+        self.sizes = [heads[0] * head_dim, heads[1] * head_dim, heads[1] * head_dim]
+        self.head_dim = head_dim
+        self.qkv = 2 * random_rows(tokens, sum(self.sizes), dtype)
+        generator = torch.Generator(DEVICE).manual_seed(3)
+        self.position_ids = torch.randint(0, POSITIONS, (tokens,), device=DEVICE, generator=generator)
+        self.table = make_table(head_dim)
+        self.q_weight = random_weight(head_dim, dtype) if norm else None
+        self.k_weight = random_weight(2 * head_dim, dtype)[head_dim:] if norm else None
+        self.kv_cache = torch.zeros((PAGES, 2, PAGE_SIZE, heads[1], head_dim), dtype=dtype, device=DEVICE)
+        slots = torch.randperm((PAGES - 1) * PAGE_SIZE, device=DEVICE, generator=generator)[:tokens]
+        self.cache_slots = slots + PAGE_SIZE
+
+    def run(
+        self, op: Callable[..., None], rows: slice = slice(None), write: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """(qkv, cache) after `op` on some of the tokens, from fresh copies."""
+        qkv, cache = self.qkv[rows].clone(), self.kv_cache.clone()
+        q, k, v = qkv.split(self.sizes, dim=-1)
+        op(
+            q,
+            k,
+            self.position_ids[rows],
+            self.table,
+            self.head_dim,
+            self.q_weight,
+            self.k_weight,
+            EPS,
+            KvCacheWrite(v, cache, self.cache_slots[rows]) if write else None,
+        )
+        return qkv, cache
+
+
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "head_dim"), [((64, 8), 128), ((6, 1), 80), ((9, 3), 24), ((16, 8), 64)])
+@pytest.mark.parametrize("tokens", [0, 1, 7, 70, 8192])
+def test_qk_norm_rope(
+    tokens: int, heads: tuple[int, int], head_dim: int, dtype: torch.dtype, norm: bool
+) -> None:
+    case = Projection(tokens, heads, head_dim, dtype, norm)
+    qkv, cache = case.run(qk_norm_rope)
+    q, k, v = qkv.split(case.sizes, dim=-1)
+    q_before, k_before, v_before = case.qkv.split(case.sizes, dim=-1)
+    for x, before, weight in ((q, q_before, case.q_weight), (k, k_before, case.k_weight)):
+        expected = rotated64(before, case.position_ids, case.table, head_dim, weight)
+        assert relative_error(x, expected) < TOLERANCE[dtype]
+    assert torch.equal(v, v_before)
+
+    reference_qkv, _ = case.run(qk_norm_rope_reference)
+    assert relative_error(qkv, reference_qkv) < SAME_ROUNDING[dtype]
+
+    expected_cache = case.kv_cache.clone()
+    pages, offsets = case.cache_slots // PAGE_SIZE, case.cache_slots % PAGE_SIZE
+    for part, x in enumerate((k, v)):
+        expected_cache[pages, part, offsets] = x.unflatten(-1, (heads[1], head_dim))
+    assert torch.equal(cache, expected_cache)
+
+    again, again_cache = case.run(qk_norm_rope)
+    assert torch.equal(qkv, again) and torch.equal(cache, again_cache)
+    without_write, untouched = case.run(qk_norm_rope, write=False)
+    assert torch.equal(qkv, without_write) and torch.equal(untouched, case.kv_cache)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_token_does_not_depend_on_its_neighbours(dtype: torch.dtype) -> None:
+    case = Projection(100, (64, 8), 128, dtype, norm=True)
+    together, _ = case.run(qk_norm_rope)
+    for rows in (slice(0, 1), slice(37, 38), slice(36, 100)):
+        alone, _ = case.run(qk_norm_rope, rows)
+        assert torch.equal(alone, together[rows])
+
+
+def test_row_offsets_beyond_32_bits() -> None:
+    far_apart = torch.empty((3, 2**30), dtype=torch.bfloat16, device=DEVICE)
+    case = Projection(3, (6, 1), 128, torch.bfloat16, norm=True)
+    expected, _ = case.run(qk_norm_rope, write=False)
+    qkv = far_apart[:, : sum(case.sizes)]
+    qkv.copy_(case.qkv)
+    q, k, _ = qkv.split(case.sizes, dim=-1)
+    qk_norm_rope(q, k, case.position_ids, case.table, 128, case.q_weight, case.k_weight, EPS)
+    assert torch.equal(qkv, expected)
+
+
+def test_a_captured_chain_equals_the_eager_one() -> None:
+    """The kernels start before their predecessors have ended; a missing wait would show here."""
+    tokens, width = 16, 10240
+    case = Projection(tokens, (64, 8), 128, torch.bfloat16, norm=True)
+    x, residual = (random_rows(tokens, width, torch.bfloat16, seed) for seed in (1, 2))
+    weight = random_weight(width, torch.bfloat16)
+    static_x, static_residual = x.clone(), residual.clone()
+
+    def step() -> Tensor:
+        for _ in range(3):
+            fused_add_rms_norm(static_x, static_residual, weight, EPS)
+            q, k, _ = static_x.split(case.sizes, dim=-1)
+            qk_norm_rope(q, k, case.position_ids, case.table, 128, case.q_weight, case.k_weight, EPS)
+            static_x.copy_(silu_and_mul(torch.cat((static_x, static_residual), dim=-1)))
+        return rms_norm(static_x, weight, EPS)
+
+    expected = step().clone()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = step()
+    for _ in range(3):
+        static_x.copy_(x)
+        static_residual.copy_(residual)
+        graph.replay()
+        assert torch.equal(output, expected)
