@@ -22,7 +22,8 @@ _LAYERS: tuple[tuple[str, ...], ...] = (
     ("models",),
     ("engine",),
     ("llmapi",),
-    ("serve", "bench", "cli"),
+    ("serve", "bench"),
+    ("cli",),
     ("__init__",),
 )
 _RANK = {name: rank for rank, names in enumerate(_LAYERS) for name in names}

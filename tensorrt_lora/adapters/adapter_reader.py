@@ -1,43 +1,40 @@
 """Reads the adapter that a request names, for one model.
 
-Owns the choice of the checkpoint format. The engine makes one and hands its `read` to `AdapterStore`; formats
-that are served later come in here.
+Owns the choice of the checkpoint format. The engine makes one and hands its `read` to `AdapterStore`, which calls it
+from the loader thread; `check_adapter` wants only the verdict.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
-
 from tensorrt_lora.adapters.adapter_error import AdapterProblems
-from tensorrt_lora.adapters.peft_checkpoint import read_peft_checkpoint
-from tensorrt_lora.config.lora_config import LoraConfig
+from tensorrt_lora.adapters.adapter_path import resolve_adapter_path
+from tensorrt_lora.adapters.bound_checkpoint import BoundCheckpoint, ModelSites
+from tensorrt_lora.adapters.nemo_checkpoint import bind_nemo_checkpoint
+from tensorrt_lora.adapters.peft_checkpoint import bind_peft_checkpoint
 from tensorrt_lora.lora.adapter_weights import AdapterWeights
-from tensorrt_lora.lora.lora_site import LoraSite
 from tensorrt_lora.lora_request import LoRARequest
+
+_BINDERS = {"hf": bind_peft_checkpoint, "nemo": bind_nemo_checkpoint}
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterReader:
-    """What reading needs besides the request: the model's sites and dtype, and the engine's limits."""
+    """What reading needs besides the request.
 
-    sites: Mapping[str, LoraSite]
-    lora_config: LoraConfig
-    dtype: torch.dtype
+    Attributes:
+        pin_memory: page-lock the host copies, for asynchronous copies to a CUDA device.
+    """
+
+    model: ModelSites
     pin_memory: bool = False
 
     def read(self, request: LoRARequest) -> AdapterWeights:
         """The adapter's weights in host memory. Raises AdapterError when it cannot be applied whole."""
-        if self.lora_config.lora_ckpt_source != "hf":
-            AdapterProblems(request.lora_name, request.lora_path).fail(
-                f"lora_ckpt_source={self.lora_config.lora_ckpt_source!r} is not served yet; convert the "
-                "adapter to PEFT's format and set lora_ckpt_source='hf'"
-            )
-        return read_peft_checkpoint(
-            request.lora_name,
-            request.lora_path,
-            sites=self.sites,
-            lora_config=self.lora_config,
-            dtype=self.dtype,
-            pin_memory=self.pin_memory,
-        )
+        problems = AdapterProblems(request.lora_name, request.lora_path)
+        bound = self.bind(request, problems)
+        return bound.to_weights(request.lora_name, self.model, pin_memory=self.pin_memory, problems=problems)
+
+    def bind(self, request: LoRARequest, problems: AdapterProblems) -> BoundCheckpoint:
+        """The adapter as it is in its files; see `bind_peft_checkpoint` for what is raised and what is collected."""
+        path = resolve_adapter_path(request.lora_path, problems)
+        return _BINDERS[self.model.lora_config.lora_ckpt_source](path, self.model, problems)

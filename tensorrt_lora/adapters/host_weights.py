@@ -1,7 +1,7 @@
 """The host copy of an adapter's weights, in the layout that slots take.
 
 Owns the cast to the model's dtype, the transposition of B, the split of fused projections and the block of
-host memory that all of it lies in. Called by `read_peft_checkpoint` with modules that are already checked.
+host memory that all of it lies in. Called by the checkpoint readers with modules that are already checked.
 """
 
 from collections.abc import Sequence
@@ -9,54 +9,105 @@ from collections.abc import Sequence
 import torch
 
 from tensorrt_lora.adapters.adapter_error import AdapterProblems
-from tensorrt_lora.adapters.site_binder import BoundModule
+from tensorrt_lora.adapters.bound_module import BoundModule, FileTensor
 from tensorrt_lora.lora.adapter_weights import LoraModuleWeights, SiteKey
 
 
-class _HostBlock:
+class HostBlock:
     """One allocation that tensors are copied into one after another: pinning costs per call, not per byte."""
 
     def __init__(self, num_values: int, *, dtype: torch.dtype, pin_memory: bool) -> None:
         self._values = torch.empty(num_values, dtype=dtype, pin_memory=pin_memory)
         self._used = 0
 
+    def take(self, *shape: int) -> torch.Tensor:
+        """The next free part of the block, uninitialised."""
+        count = torch.Size(shape).numel()
+        part = self._values[self._used : self._used + count].view(shape)
+        self._used += count
+        return part
+
     def copy(self, source: torch.Tensor) -> torch.Tensor:
         """A contiguous copy of `source` in the block's dtype."""
-        copy = self._values[self._used : self._used + source.numel()].view(source.shape)
-        self._used += source.numel()
-        return copy.copy_(source)
+        return self.take(*source.shape).copy_(source)
 
 
 def make_host_weights(
     modules: Sequence[BoundModule], *, dtype: torch.dtype, pin_memory: bool, problems: AdapterProblems
 ) -> dict[SiteKey, LoraModuleWeights]:
-    """Copy bound modules to the host block: A as [rank, in], B as [rank, out], both contiguous in `dtype`.
+    """Copy bound modules to the host: A as [rank, in], B as [rank, out], biases [out], contiguous in `dtype`.
 
-    The parts of a fused projection share one A. Raises AdapterError listing every tensor that holds NaN or
-    Inf, or values too large for `dtype`.
+    Magnitudes are float32, and a bias of lora_B comes multiplied by the module's scale. The parts of a fused projection
+    share one A. Raises AdapterError listing every tensor that holds NaN or Inf, or values too large for `dtype`.
     """
-    num_values = sum(module.lora_a.numel() + module.lora_b.numel() for module in modules)
-    block = _HostBlock(num_values, dtype=dtype, pin_memory=pin_memory)
+    counts = {dtype: 0, torch.float32: 0}
+    for tensor in (tensor for module in modules for tensor in module.tensors):
+        counts[dtype] += tensor.values.numel()
+    magnitudes = [module.magnitude.values.numel() for module in modules if module.magnitude is not None]
+    copier = _Copier(
+        HostBlock(counts[dtype] - sum(magnitudes), dtype=dtype, pin_memory=pin_memory),
+        HostBlock(sum(magnitudes), dtype=torch.float32, pin_memory=pin_memory),
+        problems,
+    )
     weights: dict[SiteKey, LoraModuleWeights] = {}
     for module in modules:
-        a = block.copy(module.lora_a)
-        _check_finite(module.a_key, module.lora_a, a, problems)
-        parts = module.lora_b.split([site.out_features for site in module.sites])
-        copies = [block.copy(part.t()) for part in parts]
-        for part, b in zip(parts, copies, strict=True):
-            if not _check_finite(module.b_key, part, b, problems):
-                break
-        for site, b in zip(module.sites, copies, strict=True):
-            weights[site.layer_idx, site.module_type] = LoraModuleWeights(a, b, module.scale)
+        weights.update(copier.copy_module(module))
     problems.check()
     return weights
 
 
-def _check_finite(key: str, source: torch.Tensor, copy: torch.Tensor, problems: AdapterProblems) -> bool:
-    if torch.isfinite(copy).all():
-        return True
-    if torch.isfinite(source.double()).all():
-        problems.add(f"tensor {key}: values too large for {copy.dtype}; serve the model in float32")
-    else:
-        problems.add(f"tensor {key}: holds NaN or Inf; the training diverged or the file is damaged, save it again")
-    return False
+class _Copier:
+    def __init__(self, block: HostBlock, magnitude_block: HostBlock, problems: AdapterProblems) -> None:
+        self._block = block
+        self._magnitude_block = magnitude_block
+        self._problems = problems
+
+    def copy_module(self, module: BoundModule) -> dict[SiteKey, LoraModuleWeights]:
+        sizes = [site.out_features for site in module.sites]
+        width = module.sites[0].in_features
+        a = self._copy(module.lora_a) if module.lora_a is not None else self._block.take(0, width)
+        b = self._copy_b(module, sizes)
+        bias = self._copy_parts(module.lora_bias, sizes, scale=module.scale)
+        base_bias = self._copy_parts(module.base_bias, sizes)
+        magnitude = self._copy_parts(module.magnitude, sizes, block=self._magnitude_block)
+        return {
+            (site.layer_idx, site.module_type): LoraModuleWeights(
+                a, b[part], module.scale, bias=bias[part], base_bias=base_bias[part], magnitude=magnitude[part]
+            )
+            for part, site in enumerate(module.sites)
+        }
+
+    def _copy(self, tensor: FileTensor) -> torch.Tensor:
+        copy = self._block.copy(tensor.values)
+        self._check(tensor, copy)
+        return copy
+
+    def _copy_b(self, module: BoundModule, sizes: list[int]) -> list[torch.Tensor]:
+        if module.lora_b is None:
+            return [self._block.take(0, size) for size in sizes]
+        copies = [self._block.copy(part.t()) for part in module.lora_b.values.split(sizes)]
+        self._check(module.lora_b, *copies)
+        return copies
+
+    def _copy_parts(
+        self, tensor: FileTensor | None, sizes: list[int], *, scale: float = 1.0, block: HostBlock | None = None
+    ) -> list[torch.Tensor | None]:
+        """A vector [sum(sizes)], one part for each site."""
+        if tensor is None:
+            return [None] * len(sizes)
+        # In the precision that PEFT's own product has, and rounded once.
+        values = tensor.values if scale == 1.0 else tensor.values.float() * scale
+        copies = [(block or self._block).copy(part) for part in values.split(sizes)]
+        self._check(tensor, *copies)
+        return list(copies)
+
+    def _check(self, tensor: FileTensor, *copies: torch.Tensor) -> None:
+        if all(torch.isfinite(copy).all() for copy in copies):
+            return
+        if torch.isfinite(tensor.values.double()).all():
+            dtype = copies[0].dtype
+            self._problems.add(f"tensor {tensor.key}: values too large for {dtype}; serve the model in float32")
+        else:
+            self._problems.add(
+                f"tensor {tensor.key}: holds NaN or Inf; the training diverged or the file is damaged, save it again"
+            )

@@ -4,10 +4,11 @@ Owns types, bounds and defaults of the fields that are served. Called by `read_p
 tensors and no model.
 """
 
-import re
+from typing import Literal
 
 from tensorrt_lora.adapters.adapter_error import AdapterProblems
-from tensorrt_lora.adapters.peft_config import PeftConfig
+from tensorrt_lora.adapters.name_matcher import MAX_PATTERNS, pattern_problem
+from tensorrt_lora.adapters.peft_config import PeftConfig, layer_prefix, name_end
 from tensorrt_lora.adapters.peft_features import check_features, shorten
 
 
@@ -17,10 +18,16 @@ class PeftConfigParser:
     def __init__(self, raw: dict[str, object], problems: AdapterProblems) -> None:
         self._raw = raw
         self._problems = problems
+        self._is_malformed = False
 
     def parse(self) -> PeftConfig:
-        """The checked configuration. Raises AdapterError listing all that is malformed or not served."""
-        check_features(self._raw, self._problems)
+        """The configuration, as far as it is served; what is not is left in `problems`, for the caller to raise.
+
+        Raises AdapterError listing all problems when a field is malformed or the adapter is no LoRA at all: then its
+        tensors cannot be judged either.
+        """
+        if not check_features(self._raw, self._problems):
+            self._problems.check()
         ranks, alphas = self._patterns("rank_pattern"), self._patterns("alpha_pattern")
         base_model = self._raw.get("base_model_name_or_path")
         config = PeftConfig(
@@ -33,10 +40,17 @@ class PeftConfigParser:
             exclude_modules=self._names("exclude_modules"),
             layers_to_transform=self._layers(),
             layers_pattern=self._layers_pattern(),
+            use_dora=self._flag("use_dora"),
+            lora_bias=self._flag("lora_bias"),
+            bias=self._bias(),
+            ensure_weight_tying=self._flag("ensure_weight_tying"),
             base_model=base_model if isinstance(base_model, str) and base_model else None,
         )
         self._check_targets(config)
-        self._problems.check()
+        if config.use_dora and config.lora_bias:
+            self._add("use_dora and lora_bias exclude each other in PEFT; set the one to false that was not trained")
+        if self._is_malformed:
+            self._problems.check()
         return config
 
     def _check_targets(self, config: PeftConfig) -> None:
@@ -71,6 +85,17 @@ class PeftConfigParser:
         self._wrong(field, value, "true or false")
         return False
 
+    def _bias(self) -> Literal["none", "lora_only", "all"]:
+        value = self._raw.get("bias")
+        if value is None or value == "none":
+            return "none"
+        if value == "lora_only":
+            return "lora_only"
+        if value == "all":
+            return "all"
+        self._wrong("bias", value, "'none', 'lora_only' or 'all'")
+        return "none"
+
     def _patterns(self, field: str) -> dict[str, object]:
         value = self._raw.get(field)
         if value is None:
@@ -79,7 +104,8 @@ class PeftConfigParser:
             self._wrong(field, value, "an object from name patterns to numbers")
             return {}
         for pattern in value:
-            self._check_regex(field, pattern, rf"(.*\.)?({pattern})$")
+            self._check_pattern(field, pattern, name_end(pattern))
+        self._check_number(field, value)
         return value
 
     def _names(self, field: str) -> tuple[str, ...] | str:
@@ -87,7 +113,7 @@ class PeftConfigParser:
         if value is None:
             return ()
         if isinstance(value, str):
-            self._check_regex(field, value, value)
+            self._check_pattern(field, value, value)
             return value
         return self._strings(field, value, "a list of module names, or one regular expression")
 
@@ -106,23 +132,28 @@ class PeftConfigParser:
         listed = [value] if isinstance(value, str) else value
         patterns = self._strings("layers_pattern", listed, "a name or a list of names")
         for pattern in patterns:
-            self._check_regex("layers_pattern", pattern, rf"(?:^|.*?\.){pattern}\.(?P<idx>\d+)\.")
+            self._check_pattern("layers_pattern", pattern, layer_prefix(pattern))
         return patterns
 
     def _strings(self, field: str, value: object, wanted: str) -> tuple[str, ...]:
         if isinstance(value, list) and all(isinstance(name, str) and name for name in value):
+            self._check_number(field, value)
             return tuple(value)
         self._wrong(field, value, wanted)
         return ()
 
-    def _check_regex(self, field: str, pattern: str, in_use: str) -> None:
-        try:
-            re.compile(in_use)
-        except (re.error, OverflowError, RecursionError) as error:
-            self._wrong(field, pattern, f"a regular expression ({error})")
+    def _check_pattern(self, field: str, pattern: str, in_use: str) -> None:
+        wanted = pattern_problem(pattern, in_use)
+        if wanted is not None:
+            self._wrong(field, pattern, wanted)
+
+    def _check_number(self, field: str, entries: list[object] | dict[str, object]) -> None:
+        if len(entries) > MAX_PATTERNS:
+            self._add(f"{field} has {len(entries)} entries, at most {MAX_PATTERNS} are served; use patterns")
 
     def _wrong(self, field: str, value: object, wanted: str) -> None:
         self._add(f"{field}={shorten(value)}: must be {wanted}")
 
     def _add(self, problem: str) -> None:
+        self._is_malformed = True
         self._problems.add(f"adapter_config.json: {problem}")

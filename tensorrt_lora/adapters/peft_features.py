@@ -8,25 +8,24 @@ from tensorrt_lora.adapters.adapter_error import AdapterProblems
 
 _READ = {"r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "base_model_name_or_path"}
 _READ |= {"target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"}
-_CHECKED = {"peft_type", "task_type", "bias", "init_lora_weights"}
+_READ |= {"use_dora", "lora_bias", "bias", "ensure_weight_tying"}
+_CHECKED = {"peft_type", "task_type", "init_lora_weights"}
 
 # Fields of training, bookkeeping or merging: they never change what trained A and B compute. `fan_in_fan_out`
 # is among them because it tells how the base weight is laid out; A is [r, in] and B [out, r] either way.
 _NO_EFFECT = {"auto_mapping", "inference_mode", "lora_dropout", "megatron_core", "peft_version", "revision"}
 _NO_EFFECT |= {"runtime_config", "loftq_config", "eva_config", "corda_config", "lora_ga_config"}
-_NO_EFFECT |= {"fan_in_fan_out", "qalora_group_size", "ensure_weight_tying"}
+_NO_EFFECT |= {"fan_in_fan_out", "qalora_group_size"}
 _NO_EFFECT |= {"lora_dtype", "lorap_lr_ratio", "lorap_emb_lr", "swift_type"}  # ms-swift's additions
 
 _NOT_SERVED = {
-    "use_dora": "DoRA is not served yet; train with use_dora=false or merge the adapter into its base model",
     "use_qalora": "QALoRA is not served; train with use_qalora=false",
     "use_bdlora": "block-diagonal LoRA is not served; train without it",
-    "lora_bias": "a bias on lora_B is not served yet; train with lora_bias=false",
-    "modules_to_save": "fully trained modules are not served yet; train without modules_to_save",
-    "trainable_token_indices": "trained token embeddings are not served yet; train without this field",
-    "target_parameters": "LoRA on bare parameters (MoE experts) is not served yet; target linear modules",
+    "modules_to_save": "fully trained modules are not served; train without modules_to_save",
+    "trainable_token_indices": "trained token embeddings are not served; train without this field",
+    "target_parameters": "LoRA on bare parameters (MoE experts) is not served; target linear modules",
     "layer_replication": "replicated layers are not served; train on the base model's own layers",
-    "alora_invocation_tokens": "activated LoRA (aLoRA) is not served yet; train a plain LoRA",
+    "alora_invocation_tokens": "activated LoRA (aLoRA) is not served; train a plain LoRA",
     "arrow_config": "Arrow routing is not served; serve its adapters one by one",
     "kasa_config": "KaSA is not served; train a plain LoRA",
     "monteclora_config": "MonteCLoRA is not served; train a plain LoRA",
@@ -39,8 +38,11 @@ _NOT_SERVED = {
 _PLAIN_INITS = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
 
 
-def check_features(raw: dict[str, object], problems: AdapterProblems) -> None:
-    """Add every field of `raw` that asks for something that is not served, or not known, to `problems`."""
+def check_features(raw: dict[str, object], problems: AdapterProblems) -> bool:
+    """Add every field of `raw` that asks for something that is not served, or not known, to `problems`.
+
+    Returns whether it is a LoRA adapter at all, so that its fields and tensors mean what they do in LoRA.
+    """
     checks: tuple[tuple[str, tuple[object, ...], str], ...] = (
         ("peft_type", ("LORA",), "only LORA adapters are served; train a LoRA"),
         (
@@ -48,7 +50,6 @@ def check_features(raw: dict[str, object], problems: AdapterProblems) -> None:
             (None, "CAUSAL_LM"),
             "only causal language models are served; set CAUSAL_LM if it is one",
         ),
-        ("bias", (None, "none"), "trained base biases are not served yet; train with bias='none'"),
         (
             "init_lora_weights",
             _PLAIN_INITS,
@@ -63,6 +64,7 @@ def check_features(raw: dict[str, object], problems: AdapterProblems) -> None:
             refusals.append((field, "unknown field; remove it if it does not change what the adapter computes"))
     for field, reason in refusals:
         problems.add(f"adapter_config.json: {field}={shorten(raw.get(field))}: {reason}")
+    return _is_one_of(raw.get("peft_type"), ("LORA",))
 
 
 def shorten(value: object) -> str:

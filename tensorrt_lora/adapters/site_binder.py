@@ -1,81 +1,84 @@
 """Binds the tensors of an adapter to the sites of the running model: every one of them, or none.
 
-Owns the checks between file, configuration and model. Called by `read_peft_checkpoint`. Knows no files.
+Owns what names alone decide: which tensors belong together, which module they are for, and what nobody takes. Called by
+`read_peft_checkpoint`. Knows no files.
 """
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 
 from tensorrt_lora.adapters.adapter_error import AdapterProblems
+from tensorrt_lora.adapters.base_weights import BaseCopyChecker
+from tensorrt_lora.adapters.bound_module import Binding, BoundModule
+from tensorrt_lora.adapters.foreign_names import explain_format, explain_other
+from tensorrt_lora.adapters.module_binder import ModuleBinder, ModuleParts
+from tensorrt_lora.adapters.name_matcher import SlowPatternError
 from tensorrt_lora.adapters.peft_config import PeftConfig
-from tensorrt_lora.adapters.peft_keys import PeftKey, TensorRole, explain_other, parse_key
+from tensorrt_lora.adapters.peft_keys import PeftKey, TensorRole, parse_key
 from tensorrt_lora.adapters.site_index import SiteIndex
-from tensorrt_lora.lora.lora_site import LoraSite
 
-_DTYPES = {
-    torch.float64,
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-}
-
-
-@dataclass(slots=True)
-class BoundModule:
-    """One module of the file with the sites it adapts; several when it is a fused projection."""
-
-    sites: tuple[LoraSite, ...]  # in the order of lora_b's rows
-    lora_a: torch.Tensor  # [rank, in], as in the file
-    lora_b: torch.Tensor  # [sum(out), rank], as in the file
-    a_key: str
-    b_key: str
-    scale: float
-
-
-@dataclass(slots=True)
-class Binding:
-    """What came of one adapter's tensors."""
-
-    modules: list[BoundModule]
-    notes: list[str]  # for the log: what was accepted though it may not be what the user thinks
+_EMBEDDING, _HEAD = "embed_tokens", "lm_head"
 
 
 class SiteBinder:
-    """Binds one adapter; whatever does not fit goes to `problems`."""
+    """Binds one adapter; whatever does not fit goes to `problems`, for the caller to raise.
 
-    def __init__(self, index: SiteIndex, config: PeftConfig, max_rank: int, problems: AdapterProblems) -> None:
+    Args:
+        index: the model's sites.
+        base_weights: the model's embedding and head by leaf name, to know copies of them (`find_base_weights`).
+    """
+
+    def __init__(
+        self,
+        index: SiteIndex,
+        config: PeftConfig,
+        max_rank: int,
+        problems: AdapterProblems,
+        base_weights: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
         self._index = index
         self._config = config
-        self._max_rank = max_rank
         self._problems = problems
+        self._modules = ModuleBinder(config, max_rank, problems)
+        self._base_copies = BaseCopyChecker(base_weights or {})
         self._notes: list[str] = []
         self._renamed: list[PeftKey] = []
 
     def bind(self, tensors: Mapping[str, torch.Tensor]) -> Binding:
-        """Bind every tensor. Raises AdapterError listing all that cannot be applied exactly as PEFT would."""
-        keys = self._lora_keys(sorted(tensors))
+        """Bind every tensor, as far as that can be done exactly as PEFT would; the rest is in `problems`.
+
+        Raises AdapterError where a pattern of the configuration takes too long.
+        """
+        try:
+            return self._bind(tensors)
+        except SlowPatternError as error:
+            self._problems.fail(f"adapter_config.json: {error}")
+
+    def _bind(self, tensors: Mapping[str, torch.Tensor]) -> Binding:
+        keys = self._known_keys(sorted(tensors))
+        copies = [key for key in keys if key.role is TensorRole.BASE_WEIGHT]
+        self._check_copies(copies, tensors)
+        lora = [key for key in keys if key.role is not TensorRole.BASE_WEIGHT]
+        groups = self._group(lora)
+        tied = self._is_head_tied(lora)
         modules = []
-        for halves in self._pair(keys).values():
-            bound = self._bind_module(halves, tensors)
+        for parts in groups.values():
+            bound = self._bind_module(parts, tensors, tied)
             if bound is not None:
                 modules.append(bound)
+        self._modules.report()
         self._check_overlap(modules)
-        if not keys:
+        if tied:
+            self._check_tied(modules)
+        if not any(key.is_lora for key in lora):
             self._problems.add("no tensor in the file is a lora_A or lora_B, so nothing would be applied")
-        self._problems.check()
-        if self._renamed:
-            spelling = self._renamed[0].key
-            self._notes.append(f"read {len(self._renamed)} names in another spelling than PEFT's, like {spelling}")
-        self._note_absent_targets({key.module for key in keys}, modules)
-        return Binding(modules, self._notes)
+        self._note_names({key.module for key in lora if key.is_lora}, modules)
+        return Binding(modules, [*self._notes, *self._modules.notes])
 
-    def _lora_keys(self, names: list[str]) -> list[PeftKey]:
-        """The LoRA tensors among `names`; all others are reported, grouped by what is wrong with them."""
+    def _known_keys(self, names: list[str]) -> list[PeftKey]:
+        """The tensors that have a meaning; all others are reported, grouped by what is wrong with them."""
         keys = [parse_key(name) for name in names]
         strangers: dict[str, list[str]] = defaultdict(list)
         for key in keys:
@@ -86,89 +89,88 @@ class SiteBinder:
         buffers = [key.key for key in keys if key.role is TensorRole.BUFFER]
         if buffers:
             self._notes.append(f"ignored buffers of the base model: {', '.join(buffers)}")
-        lora = [key for key in keys if key.role in (TensorRole.LORA_A, TensorRole.LORA_B)]
-        names_inside = sorted({key.adapter_name for key in lora if key.adapter_name is not None})
+        names_inside = sorted({key.adapter_name for key in keys if key.adapter_name is not None})
         if len(names_inside) > 1:
             self._problems.add(f"the file holds several adapters, {', '.join(names_inside)}; save them one by one")
-        return lora
+        return [key for key in keys if key.role not in (TensorRole.OTHER, TensorRole.BUFFER)]
 
-    def _pair(self, keys: list[PeftKey]) -> dict[str, dict[TensorRole, PeftKey]]:
-        """A and B of each module, by the module's path."""
-        pairs: dict[str, dict[TensorRole, PeftKey]] = defaultdict(dict)
+    def _check_copies(self, copies: list[PeftKey], tensors: Mapping[str, torch.Tensor]) -> None:
+        for key in copies:
+            leaf = key.module.rpartition(".")[2]
+            problem = self._base_copies.problem(key.key, leaf, tensors[key.key])
+            if problem is not None:
+                self._problems.add(problem)
+            elif self._base_copies.can_compare(leaf):
+                self._notes.append(f"ignored {key.key}, a copy of the model's own {leaf}")
+            else:
+                self._notes.append(f"ignored {key.key}; it must be a copy of the model's {leaf}, which was not compared")
+
+    def _group(self, keys: list[PeftKey]) -> dict[str, dict[TensorRole, PeftKey]]:
+        """The tensors of each module, by the module's path."""
+        groups: dict[str, dict[TensorRole, PeftKey]] = defaultdict(dict)
         for key in keys:
-            other = pairs[key.path].setdefault(key.role, key)
+            other = groups[key.path].setdefault(key.role, key)
             if other is not key:
                 self._problems.add(f"tensors {other.key} and {key.key} are for the same module; keep one")
-        return pairs
+        return groups
+
+    def _is_head_tied(self, keys: list[PeftKey]) -> bool:
+        """Whether PEFT adapts the head because the embedding is a target, with the embedding's matrices swapped."""
+        return self._config.ensure_weight_tying and any(
+            key.path == _EMBEDDING and self._config.targets(key.module) for key in keys
+        )
 
     def _bind_module(
-        self, halves: dict[TensorRole, PeftKey], tensors: Mapping[str, torch.Tensor]
+        self, parts: ModuleParts, tensors: Mapping[str, torch.Tensor], head_is_tied: bool
     ) -> BoundModule | None:
-        some_key = next(iter(halves.values()))
-        sites = self._index.resolve(some_key.path)
+        some_key = next(iter(parts.values()))
+        module, path = some_key.module, some_key.path
+        sites = self._index.resolve(path)
         if not sites:
-            names = [key.key for key in halves.values()]
-            self._problems.add(f"{_tensors(names)}: {self._index.explain(some_key.path)}")
+            names = [key.key for key in parts.values()]
+            reason = explain_format(some_key.key) or self._index.explain(path)
+            self._problems.add(f"{_tensors(names)}: {reason}")
             return None
-        module = some_key.module
         live_name = sites[0].hf_name if len(sites) == 1 else module
-        self._renamed += [key for key in halves.values() if not key.is_plain or key.module != live_name]
-        if not (self._config.targets(module) or self._config.targets(live_name)):
+        self._renamed += [key for key in parts.values() if not key.is_plain or key.module != live_name]
+        is_trained = any(key.role is not TensorRole.BASE_BIAS for key in parts.values())
+        is_targeted = self._config.targets(module) or self._config.targets(live_name)
+        if is_trained and not is_targeted and not (head_is_tied and path == _HEAD):
             self._problems.add(
                 f"{module} has tensors but adapter_config.json does not target it, so PEFT would drop them; "
                 "add it to target_modules or remove its tensors"
             )
-        for role in (TensorRole.LORA_A, TensorRole.LORA_B):
-            if role not in halves:
-                self._problems.add(f"{module}: {role.value} is missing beside {some_key.key}; save the adapter again")
-                return None
-        a_key, b_key = halves[TensorRole.LORA_A], halves[TensorRole.LORA_B]
-        bound = BoundModule(
-            sites, tensors[a_key.key], tensors[b_key.key], a_key.key, b_key.key, self._config.scale_of(module)
-        )
-        self._check_shapes(bound, module)
-        return bound
-
-    def _check_shapes(self, bound: BoundModule, module: str) -> None:
-        rank = self._config.rank_of(module)
-        width, height = bound.sites[0].in_features, sum(site.out_features for site in bound.sites)
-        self._check_tensor(bound.a_key, bound.lora_a, [rank, width], rank_axis=0)
-        self._check_tensor(bound.b_key, bound.lora_b, [height, rank], rank_axis=1)
-        if rank > self._max_rank:
-            limit = f"max_lora_rank={self._max_rank}"
-            self._problems.add(f"{module}: rank {rank} is above {limit}; raise it in LoraConfig to {rank}")
-        if bound.scale == 0.0:
-            self._notes.append(f"{module} has lora_alpha 0 and adds nothing")
-
-    def _check_tensor(self, key: str, tensor: torch.Tensor, wanted: list[int], *, rank_axis: int) -> None:
-        got = list(tensor.shape)
-        if tensor.dtype not in _DTYPES:
-            self._problems.add(f"tensor {key}: dtype {tensor.dtype} is not served; save it in a floating point type")
-        if got == wanted:
-            return
-        if tensor.numel() == 0:
-            fix = "it is empty: gather sharded weights (ZeRO-3, FSDP) before saving"
-        elif len(got) == 2 and got[1 - rank_axis] == wanted[1 - rank_axis]:
-            fix = f"the configuration gives this module rank {wanted[rank_axis]}; correct r or rank_pattern"
-        else:
-            base = f" ({self._config.base_model})" if self._config.base_model else ""
-            fix = f"the adapter was trained on another base model{base}; serve it on that one"
-        self._problems.add(f"tensor {key}: got {got}, wanted {wanted}; {fix}")
+        return self._modules.bind(parts, sites, tensors)
 
     def _check_overlap(self, modules: list[BoundModule]) -> None:
         owners: dict[str, str] = {}
         for bound in modules:
             for site in bound.sites:
-                owner = owners.setdefault(site.hf_name, bound.a_key)
-                if owner != bound.a_key:
-                    self._problems.add(f"tensors {owner} and {bound.a_key} both adapt {site.hf_name}; keep one")
+                owner = owners.setdefault(site.hf_name, bound.tensors[0].key)
+                if owner != bound.tensors[0].key:
+                    self._problems.add(f"tensors {owner} and {bound.tensors[0].key} both adapt {site.hf_name}; keep one")
 
-    def _note_absent_targets(self, trained: set[str], modules: list[BoundModule]) -> None:
-        """PEFT leaves a target without tensors at zero. So it is here, and the log says so."""
+    def _check_tied(self, modules: list[BoundModule]) -> None:
+        """PEFT keeps one pair for both, so a file with two different ones is no file of PEFT's."""
+        by_leaf = {bound.module.rpartition(".")[2]: bound for bound in modules}
+        embedding, head = by_leaf.get(_EMBEDDING), by_leaf.get(_HEAD)
+        if embedding is None or head is None:
+            return
+        for ours, theirs in ((head.lora_a, embedding.lora_b), (head.lora_b, embedding.lora_a)):
+            if ours and theirs and not torch.equal(ours.values.float(), theirs.values.float().mT):
+                self._problems.add(
+                    f"tensor {ours.key} is not {theirs.key} transposed, as ensure_weight_tying wants it; save it again"
+                )
+
+    def _note_names(self, trained: set[str], modules: list[BoundModule]) -> None:
+        """Other spellings, and targets without tensors: PEFT leaves those at zero. So it is here, and the log says so."""
+        if self._renamed:
+            spelling = self._renamed[0].key
+            self._notes.append(f"read {len(self._renamed)} names in another spelling than PEFT's, like {spelling}")
         unused = self._config.unused_targets(trained)
         if unused:
             self._notes.append(f"target_modules without any tensor: {', '.join(unused)}")
-        bound = {site.hf_name for module in modules for site in module.sites}
+        bound = {site.hf_name for module in modules if module.lora_a is not None for site in module.sites}
         absent = [name for name in self._index.hf_names if name not in bound and self._config.targets(name)]
         if absent:
             self._notes.append(

@@ -15,7 +15,8 @@ from tensorrt_lora.lora.lora_site import LoraSite
 from tensorrt_lora.lora.module_types import CONFIG_NAMES, LoraModuleType
 
 _LAYER = re.compile(r"layers\.(\d{1,9})\.")
-_OUTSIDE_LAYERS = ("lm_head", "embed_tokens", "unembed_tokens")
+_OUTSIDE_LAYERS = {"embed_tokens": LoraModuleType.EMBED_TOKENS, "lm_head": LoraModuleType.LM_HEAD}
+_UNEMBED = "unembed_tokens"  # another trainer's name for the head
 
 
 class SiteIndex:
@@ -43,6 +44,11 @@ class SiteIndex:
                 self._types_by_leaf[leaf].append(CONFIG_NAMES[name])
         self._names_by_leaf = {leaf: name for name, leaf in lora_config.hf_modules.items()}
         self._up_first = not lora_config.swap_gate_up_proj_lora_b_weight
+
+    @property
+    def target_names(self) -> list[str]:
+        """What `lora_target_modules` has to name for the sites that adapters may change, unfused."""
+        return [module_type.config_name for module_type in sorted({s.module_type for s in self._sites.values()})]
 
     @property
     def hf_names(self) -> list[str]:
@@ -73,13 +79,20 @@ class SiteIndex:
         """Why `resolve(path)` found nothing, and what to do."""
         leaf = path.rpartition(".")[2]
         layer = _LAYER.match(path)
-        last = max((site.layer_idx for site in self._all.values()), default=-1)
+        last = max((site.layer_idx for path, site in self._all.items() if _LAYER.match(path)), default=-1)
         if layer is not None and int(layer[1]) > last:
             return f"layer {layer[1]} does not exist, the model has 0 to {last}; serve the trained base"
-        if leaf in _OUTSIDE_LAYERS:
-            return f"LoRA on {leaf} is not served yet; leave it out of target_modules"
+        if leaf == _UNEMBED:
+            return "this is another name for lm_head; rename it, and name 'lm_head' in lora_target_modules"
+        if path in _OUTSIDE_LAYERS:
+            return self._explain_outside(path)
         site = self._all.get(path)
         name = site.module_type.config_name if site is not None else self._names_by_leaf.get(leaf)
         if self._targets and name is not None and name not in self._targets:
             return f"lora_target_modules={self._targets} leaves {leaf} out; add {name!r}"
         return f"no such module in this model; adapters may name {', '.join(self.leaves) or 'nothing'}"
+
+    def _explain_outside(self, leaf: str) -> str:
+        """What to set so that the embedding or the head can be adapted: an empty list means the layers alone."""
+        wanted = [*self.target_names, _OUTSIDE_LAYERS[leaf].config_name]
+        return f"LoRA on {leaf} is served where lora_target_modules names it; set lora_target_modules={wanted}"

@@ -1,8 +1,7 @@
 """Attention through FlashInfer 0.6: bfloat16, head size 128, any head group, eager or in a CUDA graph.
 
-A layer of a decode step is three kernels: append keys and values, attend, merge split results. Contexts have
-a kernel of their own (FlashAttention 3 on Hopper, which never splits). Plans are made once a step for all
-layers.
+A layer of a decode step is two kernels: attend, merge split results. Contexts have a kernel of their own
+(FlashAttention 3 on Hopper, which never splits). Plans are made once a step for all layers.
 """
 
 from typing import TYPE_CHECKING, ClassVar
@@ -114,20 +113,6 @@ class FlashInferAttentionMetadata(AttentionMetadata):
             self._plan_graph(host)
         else:
             self._plan_eager(batch, host)
-
-    def append(self, k: torch.Tensor, v: torch.Tensor, kv_cache: torch.Tensor) -> None:
-        """Write `k` and `v` [T, K, D] to one layer's cache [pages, 2, page_size, K, D]."""
-        workspace = self._workspace
-        self._flashinfer.append_paged_kv_cache(
-            k,
-            v,
-            workspace.append_requests[: self.num_tokens],
-            self._step.cache_slots,
-            kv_cache,
-            workspace.all_pages,
-            workspace.all_pages_indptr,
-            workspace.all_pages_last_len,
-        )
 
     def attend(self, q: torch.Tensor, kv_cache: torch.Tensor, output: torch.Tensor) -> None:
         """Attention of `q` [T, H, D] over one layer's cache, into `output` [T, H, D]."""
@@ -244,16 +229,11 @@ class FlashInferAttention(AttentionBackend):
     Metadata: ClassVar[type[AttentionMetadata]] = FlashInferAttentionMetadata
     supports_cuda_graph: ClassVar[bool] = True
 
-    def forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, metadata: AttentionMetadata
-    ) -> torch.Tensor:
+    def forward(self, q: torch.Tensor, metadata: AttentionMetadata) -> torch.Tensor:
         assert isinstance(metadata, FlashInferAttentionMetadata)
         num_tokens = q.shape[0]
         assert num_tokens == metadata.num_tokens, f"{num_tokens} rows, prepared for {metadata.num_tokens}"
-        kv_cache = metadata.kv_cache[self.layer_idx]
-        kv_shape = (num_tokens, self.num_kv_heads, self.head_dim)
-        metadata.append(k.view(kv_shape), v.view(kv_shape), kv_cache)
         query = q.view(num_tokens, self.num_heads, self.head_dim)
         output = q.new_empty(query.shape)
-        metadata.attend(query, kv_cache, output)
+        metadata.attend(query, metadata.kv_cache[self.layer_idx], output)
         return output.view(num_tokens, -1)

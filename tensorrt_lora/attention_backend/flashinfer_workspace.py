@@ -93,7 +93,7 @@ class StepBuffer:
 
 
 class FlashInferWorkspace:
-    """The step buffer, FlashInfer's scratch memory, and constants of the KV write.
+    """The step buffer and FlashInfer's scratch memory.
 
     Args:
         kv_cache: [layers, pages, 2, page_size, K, D].
@@ -104,7 +104,7 @@ class FlashInferWorkspace:
         self, *, kv_cache: torch.Tensor, num_heads: int, max_num_requests: int, max_num_tokens: int
     ) -> None:
         device = kv_cache.device
-        _, num_pages, _, page_size, num_kv_heads, head_dim = kv_cache.shape
+        _, num_pages, _, _, num_kv_heads, head_dim = kv_cache.shape
         float_bytes = float_workspace_bytes(
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
@@ -120,13 +120,6 @@ class FlashInferWorkspace:
             max_page_ids=max_num_requests * num_pages,
             device=device,
         )
-        # FlashInfer's append wants (request, position) pairs. To a single request that owns every page in
-        # order, a cache slot is a position: then one array per token says it all, and prefill and decode are
-        # written alike.
-        self.append_requests = torch.zeros(max_num_tokens, dtype=torch.int32, device=device)
-        self.all_pages = torch.arange(num_pages, dtype=torch.int32, device=device)
-        self.all_pages_indptr = torch.tensor([0, num_pages], dtype=torch.int32, device=device)
-        self.all_pages_last_len = torch.tensor([page_size], dtype=torch.int32, device=device)
 
 
 def float_workspace_bytes(

@@ -127,15 +127,14 @@ class AttentionBackend(ABC):
         self.head_dim = head_dim
 
     @abstractmethod
-    def forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, metadata: AttentionMetadata
-    ) -> torch.Tensor:
-        """Write `k` and `v` to the cache, then attend causally within each request.
+    def forward(self, q: torch.Tensor, metadata: AttentionMetadata) -> torch.Tensor:
+        """Attend causally within each request.
+
+        The keys and values of these tokens are in the cache already, at `metadata.cache_slots`: `Attention`
+        has them written where it finishes the keys.
 
         Args:
             q: [T, H * D], rows may be strided.
-            k: [T, K * D], likewise.
-            v: [T, K * D], likewise.
             metadata: of this backend's `Metadata` type, prepared for these T tokens.
 
         Returns:

@@ -20,7 +20,6 @@ from tensorrt_lora.kernels.paged_attention import (
     chunk_mask,
     decode_attention,
     prefill_attention,
-    write_kv_cache,
 )
 from tensorrt_lora.utils.pinned_staging import PinnedStaging
 
@@ -127,17 +126,12 @@ class VanillaAttention(AttentionBackend):
 
     Metadata: ClassVar[type[AttentionMetadata]] = VanillaAttentionMetadata
 
-    def forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, metadata: AttentionMetadata
-    ) -> torch.Tensor:
+    def forward(self, q: torch.Tensor, metadata: AttentionMetadata) -> torch.Tensor:
         assert isinstance(metadata, VanillaAttentionMetadata)
         num_tokens = q.shape[0]
         assert num_tokens == metadata.num_tokens, f"{num_tokens} rows, prepared for {metadata.num_tokens}"
         query = q.view(num_tokens, self.num_heads, self.head_dim)
-        kv_shape = (num_tokens, self.num_kv_heads, self.head_dim)
         kv_cache = metadata.kv_cache[self.layer_idx]
-        write_kv_cache(k.view(kv_shape), v.view(kv_shape), kv_cache, metadata.cache_slots[:num_tokens])
-
         output = q.new_empty(query.shape)
         for chunk in metadata.chunks:
             output[chunk.tokens] = prefill_attention(

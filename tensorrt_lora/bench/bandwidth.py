@@ -11,6 +11,7 @@ from tensorrt_lora.utils.device import free_memory
 _MAX_BUFFER_BYTES = 2**30  # far beyond any cache
 _COPIES = 16
 _TIMINGS = 3
+_WARMUP_SECONDS = 0.2  # an idle device takes some time to reach its clocks
 
 
 def measure_copy_bandwidth(device: torch.device, *, num_bytes: int | None = None) -> float:
@@ -23,7 +24,9 @@ def measure_copy_bandwidth(device: torch.device, *, num_bytes: int | None = None
         num_bytes = min(_MAX_BUFFER_BYTES, free_memory(device) // 128)
     source = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    _time_copies(source, target)
+    warm = time.perf_counter() + _WARMUP_SECONDS
+    while time.perf_counter() < warm:
+        _time_copies(source, target)
     return 2 * num_bytes * _COPIES / statistics.median(_time_copies(source, target) for _ in range(_TIMINGS))
 
 

@@ -29,6 +29,8 @@ from tensorrt_lora.sampling_params import SamplingParams
 from tensorrt_lora.utils.device import pin_memory_available
 
 _TOKENS_PER_BLOCK = 16
+# The seven projections of a decoder layer.
+_TARGET_MODULES = ["attn_q", "attn_k", "attn_v", "attn_dense", "mlp_h_to_4h", "mlp_gate", "mlp_4h_to_h"]
 
 
 class BenchEngine:
@@ -66,7 +68,10 @@ class BenchEngine:
                 find_preset(preset).write(Path(directory) / preset),
                 workloads,
                 lora_config=LoraConfig(
-                    max_lora_rank=lora_rank, max_loras=num_adapters, overlap_lora_and_base=True
+                    max_lora_rank=lora_rank,
+                    max_loras=num_adapters,
+                    lora_target_modules=_TARGET_MODULES,
+                    overlap_lora_and_base=True,
                 ),
                 device=device,
                 max_num_tokens=max_num_tokens,

@@ -8,6 +8,7 @@ import datetime
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -45,9 +46,8 @@ class LatencyBench:
         self._options = options
         self._progress = progress
         self._bandwidth = measure_copy_bandwidth(resolve_device(options.device))
-        started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-        load_start = time.perf_counter()
-        self._bench_engine = BenchEngine(
+        start = time.perf_counter()
+        self._engine = BenchEngine(
             options.preset,
             options.workloads(),
             lora_rank=options.lora_rank,
@@ -57,31 +57,8 @@ class LatencyBench:
             seed=options.seed,
             progress=progress,
         )
-        seconds = time.perf_counter() - load_start
-        graphs = self._bench_engine.engine.graph_runner
-        self._floor = ByteFloor.of(self._bench_engine.loaded, self._bench_engine.adapter_bytes)
-        self._result = LatencyResult(
-            LatencyHeader(
-                command=command,
-                commit=commit,
-                started=started,
-                hardware=hardware(),
-                versions=versions(),
-                options=options.model_dump(mode="json"),
-                copy_bandwidth=self._bandwidth,
-                step_bytes={
-                    "weights": self._floor.weights,
-                    "kv_per_token": self._floor.kv_per_token,
-                    "adapter": self._floor.adapter,
-                },
-                load_seconds=seconds - graphs.capture_seconds,
-                capture_seconds=graphs.capture_seconds,
-                graph_memory={
-                    f"{key.batch_size} {_plan_name(key.plan)}": memory
-                    for key, memory in graphs.graph_memory.items()
-                },
-            )
-        )
+        self._floor = ByteFloor.of(self._engine.loaded, self._engine.adapter_bytes)
+        self._result = LatencyResult(self._make_header(command, commit, time.perf_counter() - start))
 
     def run(self, save: Callable[[LatencyResult], None]) -> LatencyResult:
         """Measure everything; `save` is called after each concurrency with what there is so far."""
@@ -93,8 +70,26 @@ class LatencyBench:
                 for detail in self._measure(workload):
                     bar.update(task, advance=1, detail=detail)
                 save(self._result)
-        self._bench_engine.close()
+        self._engine.close()
         return self._result
+
+    def _make_header(self, command: str, commit: str | None, start_up_seconds: float) -> LatencyHeader:
+        graphs = self._engine.engine.graph_runner
+        return LatencyHeader(
+            command=command,
+            commit=commit,
+            started=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            hardware=hardware(),
+            versions=versions(),
+            options=self._options.model_dump(mode="json"),
+            copy_bandwidth=self._bandwidth,
+            step_bytes=asdict(self._floor),
+            load_seconds=start_up_seconds - graphs.capture_seconds,
+            capture_seconds=graphs.capture_seconds,
+            graph_memory={
+                f"{key.batch_size} {_plan_name(key.plan)}": memory for key, memory in graphs.graph_memory.items()
+            },
+        )
 
     def _measure(self, workload: Workload) -> Iterator[str]:
         """All cells of one concurrency; yields a line of progress after each batch, and after the trials."""
@@ -105,7 +100,7 @@ class LatencyBench:
         for repeat in range(self._options.repeats):
             first = repeat % len(modes)  # each repeat starts with another mode
             for mode in (*modes[first:], *modes[:first]):
-                batch = self._bench_engine.submit(workload, plans[mode]).finish()
+                batch = self._engine.submit(workload, plans[mode]).finish()
                 times[mode].append(batch)
                 yield f"concurrency {workload.concurrency}, {mode.value}: {batch.ms_per_token:.2f} ms per token"
         base = times.get(BenchMode.BASE)
@@ -122,12 +117,10 @@ class LatencyBench:
         """The plan of each mode, by a short batch with every plan; these also load adapters and compile kernels."""
         tokens = min(workload.osl, _TRIAL_TOKENS)
         trials = {
-            plan: self._bench_engine.submit(workload, plan, num_tokens=tokens).finish().ms_per_token
+            plan: self._engine.submit(workload, plan, num_tokens=tokens).finish().ms_per_token
             for plan in _plans(self._options.modes)
         }
-        return {
-            mode: min(mode.candidates, key=lambda plan: trials[plan]) for mode in self._options.modes
-        }
+        return {mode: min(mode.candidates, key=lambda plan: trials[plan]) for mode in self._options.modes}
 
     def _record(
         self, workload: Workload, mode: BenchMode, times: list[BatchTimes], base: list[BatchTimes] | None

@@ -30,7 +30,7 @@ def save_latency_figure(result: LatencyResult, path: Path) -> None:
         latency.plot(sizes, [record.ms_per_token for record in records], "o-", color=color, label=mode)
         taxes = [record.lora_tax for record in records]
         if mode != BenchMode.BASE.value and None not in taxes:
-            tax.plot(sizes, [100 * value for value in taxes if value is not None], "o-", color=color, label=mode)
+            tax.plot(sizes, [100 * value for value in taxes if value is not None], "o-", color=color)
     for label, style, records in _floors(result.records):
         sizes = [str(record.concurrency) for record in records]
         latency.plot(sizes, [record.floor_ms for record in records], style, color="#66a182", label=label)
@@ -39,8 +39,7 @@ def save_latency_figure(result: LatencyResult, path: Path) -> None:
     tax.axhline(0, color="#222222", linewidth=0.8)
     for axes in (latency, tax):
         axes.grid(alpha=0.3)
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend()
+    figure.legend(*latency.get_legend_handles_labels(), loc="outside lower center", ncols=7)
     device = result.header.hardware.get("name", result.header.hardware["device"])
     figure.suptitle(
         f"{options['preset']} on {device}: {options['isl']} tokens in, {options['osl']} out, rank "

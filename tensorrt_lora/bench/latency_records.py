@@ -49,7 +49,7 @@ class LatencyRecord:
     spread: tuple[float, float]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class LatencyHeader:
     """The run: where, with what, and what came out once for all cells.
 
@@ -61,6 +61,8 @@ class LatencyHeader:
         host_ms_per_step: host time of a decode step before the device has all its work, by concurrency and mode.
     """
 
+    record: str = field(default="header", init=False)
+    bench: str = field(default="latency", init=False)
     command: str
     commit: str | None
     started: str  # ISO 8601, UTC
@@ -74,8 +76,6 @@ class LatencyHeader:
     graph_memory: dict[str, int]
     best_plan: dict[int, str] = field(default_factory=dict)
     host_ms_per_step: dict[int, dict[str, float]] = field(default_factory=dict)
-    record: str = "header"
-    bench: str = "latency"
 
 
 @dataclass(slots=True)
@@ -87,8 +87,8 @@ class LatencyResult:
 
     def write(self, path: Path) -> None:
         """JSON lines: the header, then the records."""
-        lines = [json.dumps(asdict(entry)) for entry in (self.header, *self.records)]
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        entries = [asdict(self.header), *(asdict(record) for record in self.records)]
+        path.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
 
 
 def median_tax(times: Sequence[BatchTimes], base: Sequence[BatchTimes] | None) -> float | None:

@@ -3,37 +3,42 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from rich.box import SIMPLE
 from rich.table import Table
 
 from tensorrt_lora.bench.bench_mode import BenchMode
 from tensorrt_lora.bench.latency_records import LatencyHeader, LatencyRecord, LatencyResult
 
-_COLUMNS = (
-    "concurrency",
-    "mode",
-    "e2e s",
-    "least to largest",
-    "ms/token",
-    "TTFT ms",
-    "tokens/s",
-    "LoRA tax",
-    "floor ms",
-    "of floor",
-    "host ms/step",
-)
+# Heading, and whether the terminal's table has it too.
+_COLUMNS: dict[str, bool] = {
+    "conc": True,
+    "mode": True,
+    "e2e s": True,
+    "least to largest": False,
+    "ms/tok": True,
+    "TTFT ms": True,
+    "tok/s": True,
+    "LoRA tax": True,
+    "floor ms": False,
+    "of floor": True,
+    "host ms": True,
+}
 
 
 def latency_table(result: LatencyResult) -> Table:
-    """One row per record; a line between concurrencies."""
+    """One row per record, in 80 columns."""
     options = result.header.options
-    table = Table(title=f"{options['preset']}: {options['isl']} tokens in, {options['osl']} out")
-    for column in _COLUMNS:
-        table.add_column(column, justify="left" if column == "mode" else "right")
+    title = f"{options['preset']}: {options['isl']} tokens in, {options['osl']} out"
+    table = Table(title=title, box=SIMPLE, padding=(0, 1), collapse_padding=True, pad_edge=False)
+    for column, is_short in _COLUMNS.items():
+        if is_short:
+            table.add_column(column, justify="left" if column == "mode" else "right", no_wrap=True)
     previous = None
     for record in result.records:
         if previous is not None and record.concurrency != previous:
             table.add_section()
-        table.add_row(*_row(record, result.header))
+        row = _row(record, result.header)
+        table.add_row(*(cell for cell, is_short in zip(row, _COLUMNS.values(), strict=True) if is_short))
         previous = record.concurrency
     return table
 
@@ -61,8 +66,8 @@ def write_markdown(result: LatencyResult, path: Path, *, figure: Path | None) ->
         f"# Latency of {options['preset']}",
         "",
         f"{options['isl']} tokens in, {options['osl']} out, adapters of rank {options['lora_rank']} on all "
-        f"projections ({options['mix']}), dummy weights, no prefix reuse; medians of {options['repeats']} batches, "
-        "modes in turn.",
+        f"projections ({options['mix']}), dummy weights, no prefix reuse, the engine's loop in the measuring process; "
+        f"medians of {options['repeats']} batches, modes in turn.",
         "",
         f"    {header.command}",
         "",

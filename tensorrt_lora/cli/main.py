@@ -16,6 +16,7 @@ from tensorrt_lora.cli.bench import latency
 from tensorrt_lora.cli.generate import generate
 from tensorrt_lora.cli.info import info
 from tensorrt_lora.cli.manifest import manifest
+from tensorrt_lora.cli.trace import trace
 
 P = ParamSpec("P")
 
@@ -43,7 +44,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
-for _command in (generate, manifest, info):
+for _command in (generate, manifest, info, trace):
     app.command()(_with_user_errors(_command))
 
 _bench = typer.Typer(name="bench", help="How fast the engine is.", no_args_is_help=True)

@@ -32,8 +32,8 @@ class LoraConfig(StrictBaseModel):
     lora_target_modules: list[str] = Field(
         default_factory=list,
         description="Modules that adapters may change, by TensorRT-LLM's names: "
-        f"{', '.join(DEFAULT_HF_MODULES)}. Empty: what lora_dir's adapters change, or every module without "
-        "lora_dir.",
+        f"{', '.join(DEFAULT_HF_MODULES)}. Empty: what lora_dir's adapters change, or without lora_dir every linear "
+        "layer of the decoder, which leaves out embed_tokens and lm_head: they cost slots as wide as the vocabulary.",
     )
     trtllm_modules_to_hf_modules: dict[str, str] = Field(
         default_factory=dict,

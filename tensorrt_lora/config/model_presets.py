@@ -120,6 +120,8 @@ _SHAPES: dict[str, dict[str, object]] = {
 TINY = "tiny"
 """Not a model: every code path in seconds on a CPU. Left out of `preset_names`."""
 
-_TINY_SHAPE = _qwen3(
-    256, 512, num_layers=2, num_heads=2, num_kv_heads=1, tied=False, vocab_size=512
-)
+_TINY_SHAPE: dict[str, object] = {
+    **_qwen3(256, 512, num_layers=2, num_heads=2, num_kv_heads=1, tied=False, vocab_size=512),
+    "bos_token_id": 510,
+    "eos_token_id": 511,
+}

@@ -1,4 +1,4 @@
-"""Whether a row-wise op runs as FlashInfer's kernel: beside `dispatch`, for the ops that need none of our own.
+"""Whether a row-wise op runs as FlashInfer's kernel: what `dispatch` is for the ops with Triton kernels.
 
 Called by the public ops of `activation` and `rms_norm`, which fall back to their torch references. FlashInfer
 is an optional dependency that takes seconds to import: whoever is told to use it imports it on the spot.

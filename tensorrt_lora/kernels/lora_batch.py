@@ -19,6 +19,14 @@ from tensorrt_lora.utils.pinned_staging import PinnedStaging
 RANK_PAGE = 16
 """Rank rows in a page, the unit in which adapters take room in the pools."""
 
+MAX_MODULES = 3
+"""Modules of a LoraLayer at most: q, k and v."""
+
+BIAS_ROW = 1
+GAIN_ROW = 2
+MAX_EXTRA_ROWS = 2
+"""Bits of `LoraTables.extras`, and how many rows they stand for at most."""
+
 DECODE_TILE_SIZE = 16
 PREFILL_TILE_SIZE = 64
 _MAX_DECODE_TOKENS = 128
@@ -35,11 +43,15 @@ class LoraTables:
     b_pool: Tensor
     """[rows, sum(out)], the model's dtype; the modules' columns side by side."""
     page_table: Tensor
-    """[slots, max_pages] int32: rank row r of slot s is pool row page_table[s, r // 16] * 16 + r % 16."""
+    """[slots, max_pages] int32: row r of slot s is pool row page_table[s, r // 16] * 16 + r % 16. Room for the
+    extra rows of a module of max_rank too, where adapters have any."""
     rank: Tensor
-    """[modules, slots] int32; 0 = the slot's adapter does not touch the module."""
+    """[modules, slots] int32; 0 = no A and B for the module."""
     scale: Tensor
     """[modules, slots] float32, applied to the shrink's result."""
+    extras: Tensor
+    """[modules, slots] int32: which rows follow the rank rows in `b_pool`, first a bias (bit BIAS_ROW), then DoRA's
+    g - 1 (bit GAIN_ROW). Such a module gives y + (g - 1) y + (g delta + bias). With no rank either, it is untouched."""
     output_sizes: tuple[int, ...]
     max_rank: int
     """Multiple of RANK_PAGE, at least every rank."""
@@ -55,9 +67,16 @@ class LoraTables:
         return [slice(end - size, end) for end, size in zip(ends, self.output_sizes, strict=True)]
 
     def pool_rows(self, slot: int, rank: int) -> Tensor:
-        """[rank] int64: the pool rows of the slot's first `rank` rank rows."""
-        pages = self.page_table[slot, : -(-rank // RANK_PAGE), None].long()
+        """[rank] int64: the pool rows of the slot's first `rank` rows."""
+        pages = self.page_table[slot, : pages_for_rows(rank), None].long()
         return (pages * RANK_PAGE + torch.arange(RANK_PAGE, device=pages.device)).flatten()[:rank]
+
+    def extra_rows(self, slot: int, module: int) -> tuple[Tensor | None, Tensor | None]:
+        """(bias, gain) of a module in a slot, each [out] in the tables' dtype or None; reads the device."""
+        rank, flags = int(self.rank[module, slot]), int(self.extras[module, slot])
+        rows = self.pool_rows(slot, rank + flags.bit_count())[rank:]
+        extra = iter(self.b_pool[rows, self.column_slices[module]])
+        return next(extra) if flags & BIAS_ROW else None, next(extra) if flags & GAIN_ROW else None
 
 
 @dataclass(slots=True)
@@ -101,6 +120,11 @@ class LoraBatchArrays(NamedTuple):
     tile_slot: IntArray
     tile_start: IntArray
     tile_len: IntArray
+
+
+def pages_for_rows(rows: int) -> int:
+    """Pages of `RANK_PAGE` rows that hold `rows` rows."""
+    return -(-rows // RANK_PAGE)
 
 
 def choose_tile_size(num_tokens: int) -> int:

@@ -1,7 +1,7 @@
-"""delta = (scale h) B for every row's own adapter, added to or stored as the output: the second half of LoRA.
+"""delta = (scale h) B for every row's own adapter, with its bias and DoRA gain: the second half of LoRA.
 
-Called by `lora/layer.py` with what `lora_shrink` left in `h`. Delta is rounded to the output's dtype before
-it is added, so that adding here and adding a stored delta later give the same bits.
+Called by `lora/lora_branch.py` with what a shrink left in `h`. Delta is rounded to the output's dtype before it is
+added, so that adding it here and adding a stored one later (`lora_add`) give the same bits.
 """
 
 from dataclasses import dataclass
@@ -12,27 +12,30 @@ import triton.language as tl
 from torch import Tensor
 
 from tensorrt_lora.kernels.dispatch import use_triton
+from tensorrt_lora.kernels.lora_add import add_delta, load_row
 from tensorrt_lora.kernels.lora_batch import (
+    BIAS_ROW,
     DECODE_TILE_SIZE,
+    GAIN_ROW,
+    MAX_MODULES,
     PREFILL_TILE_SIZE,
     RANK_PAGE,
     LoraBatch,
     LoraTables,
 )
 
-MAX_MODULES = 3  # of a LoraLayer: q, k and v
-
 
 def lora_expand(h: Tensor, tables: LoraTables, batch: LoraBatch, out: Tensor, accumulate: bool) -> None:
-    """delta[t] = round(round(scale * sum of h[:, m, t]) @ B[m, slot of t]) in the columns of module m.
+    """delta[t] = round(g * (round(scale * sum of h[:, m, t]) @ B[m, slot of t]) + bias) in the columns of module m.
 
     Slices are summed in order and scaled in float32, then rounded to `out`'s dtype; the product accumulates
-    in float32 and is rounded to `out`'s dtype too.
+    in float32, takes DoRA's g and the bias where the tables have them, and is rounded to `out`'s dtype too.
 
     Args:
-        h: [splits, modules, T, max_rank] float32, contiguous; only what `lora_shrink` writes is read.
-        out: [T, sum(output_sizes)], the tables' dtype, rows may be strided. With `accumulate` the deltas are
-            added, and base rows and untouched modules left as they are; without, these become zeros.
+        h: [splits, modules, T, max_rank] float32, contiguous; only what the shrink writes is read.
+        out: [T, sum(output_sizes)], the tables' dtype, rows may be strided. With `accumulate` it holds the base
+            output y and becomes y + (g - 1) y + delta; without, it becomes delta. Base rows and untouched modules
+            are left as they are either way.
     """
     assert out.shape == (batch.token_slots.shape[0], tables.b_pool.shape[1]) and out.stride(-1) == 1
     assert h.is_contiguous() and h.shape[1:] == (tables.num_modules, out.shape[0], tables.max_rank)
@@ -42,25 +45,27 @@ def lora_expand(h: Tensor, tables: LoraTables, batch: LoraBatch, out: Tensor, ac
         lora_expand_reference(h, tables, batch, out, accumulate)
 
 
-def lora_expand_reference(
-    h: Tensor, tables: LoraTables, batch: LoraBatch, out: Tensor, accumulate: bool
-) -> None:
+def lora_expand_reference(h: Tensor, tables: LoraTables, batch: LoraBatch, out: Tensor, accumulate: bool) -> None:
     """The same in torch."""
     compute_dtype = torch.promote_types(out.dtype, torch.float32)
-    ranks = tables.rank.T.tolist()
-    if not accumulate:
-        out.zero_()
+    ranks, flags = tables.rank.T.tolist(), tables.extras.T.tolist()
     for slot, tokens in batch.segments():
         first_plane, *other_planes = h.index_select(2, tokens)
         h_sum = sum(other_planes, start=first_plane)
         h_scaled = (h_sum * tables.scale[:, slot, None, None]).to(out.dtype).to(compute_dtype)
         b = tables.b_pool.index_select(0, tables.pool_rows(slot, max(ranks[slot]))).to(compute_dtype)
         for module, (rank, columns) in enumerate(zip(ranks[slot], tables.column_slices, strict=True)):
-            if rank == 0:
+            if rank == 0 and not flags[slot][module]:
                 continue
-            delta = (h_scaled[module, :, :rank] @ b[:rank, columns]).to(out.dtype)
+            bias, gain = tables.extra_rows(slot, module)
+            delta = h_scaled[module, :, :rank] @ b[:rank, columns]
+            if gain is not None:
+                delta = delta * (1 + gain.to(compute_dtype))
+            if bias is not None:
+                delta = delta + bias.to(compute_dtype)
+            delta = delta.to(out.dtype)
             module_out = out[:, columns]
-            module_out[tokens] = module_out[tokens] + delta if accumulate else delta
+            module_out[tokens] = add_delta(module_out[tokens], delta, gain) if accumulate else delta
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,33 +111,28 @@ def expand_config(tile_size: int, dtype: torch.dtype, max_rank: int) -> ExpandCo
     return next((config for config in configs if config.block_r >= max_rank), configs[-1])
 
 
-def _lora_expand_triton(
-    h: Tensor, tables: LoraTables, batch: LoraBatch, out: Tensor, accumulate: bool
-) -> None:
+def _lora_expand_triton(h: Tensor, tables: LoraTables, batch: LoraBatch, out: Tensor, accumulate: bool) -> None:
     tokens = out.shape[0]
-    if tokens == 0:
-        return
     config = expand_config(batch.tile_size, out.dtype, tables.max_rank)
     sizes = [*tables.output_sizes, 0, 0][:MAX_MODULES]
     assert sum(sizes) == out.shape[1]
     column_blocks = sum(triton.cdiv(size, config.block_n) for size in sizes)
-    # Without accumulation a second set of programs clears the base rows; it goes by token and needs no tiles.
-    clear_blocks = 0 if accumulate else triton.cdiv(tokens, config.block_m)
-    _lora_expand_kernel[column_blocks, batch.max_tiles + clear_blocks](
+    if batch.max_tiles == 0:
+        return
+    _lora_expand_kernel[column_blocks, batch.max_tiles](
         h,
         tables.b_pool,
         out,
         tables.page_table,
         tables.rank,
         tables.scale,
-        batch.token_slots,
+        tables.extras,
         batch.sorted_tokens,
         batch.tile_slot,
         batch.tile_start,
         batch.tile_len,
         tokens,
         tables.rank.shape[1],
-        batch.max_tiles,
         *sizes,
         tables.b_pool.stride(0),
         out.stride(0),
@@ -140,6 +140,8 @@ def _lora_expand_triton(
         MODULES=tables.num_modules,
         MAX_RANK=tables.max_rank,
         PAGE=RANK_PAGE,
+        BIAS=BIAS_ROW,
+        GAIN=GAIN_ROW,
         SPLITS=h.shape[0],
         ACCUMULATE=accumulate,
         BLOCK_M=config.block_m,
@@ -151,12 +153,12 @@ def _lora_expand_triton(
 
 
 @triton.jit(
-    do_not_specialize=["num_tokens", "num_slots", "num_tiles", "page_stride"],
+    do_not_specialize=["num_tokens", "num_slots", "page_stride"],
     do_not_specialize_on_alignment=[
         "page_table",
         "rank",
         "scale",
-        "token_slots",
+        "extras",
         "sorted_tokens",
         "tile_slot",
         "tile_start",
@@ -170,14 +172,13 @@ def _lora_expand_kernel(
     page_table,
     rank,
     scale,
-    token_slots,
+    extras,
     sorted_tokens,
     tile_slot,
     tile_start,
     tile_len,
     num_tokens,
     num_slots,
-    num_tiles,
     size0,
     size1,
     size2,
@@ -187,6 +188,8 @@ def _lora_expand_kernel(
     MODULES: tl.constexpr,
     MAX_RANK: tl.constexpr,
     PAGE: tl.constexpr,
+    BIAS: tl.constexpr,
+    GAIN: tl.constexpr,
     SPLITS: tl.constexpr,
     ACCUMULATE: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -207,15 +210,6 @@ def _lora_expand_kernel(
     position = tl.arange(0, BLOCK_M)
 
     tile = tl.program_id(1)
-    if not ACCUMULATE:  # noqa: SIM102 (decided when the kernel is compiled)
-        if tile >= num_tiles:
-            token = (tile - num_tiles) * BLOCK_M + position
-            base_row = tl.load(token_slots + token, mask=token < num_tokens, other=0) < 0
-            rows = out + token.to(tl.int64) * out_stride
-            zeros = tl.zeros((BLOCK_M, BLOCK_N), dtype=out.dtype.element_ty)
-            tl.store(rows[:, None] + column[None, :], zeros, mask=base_row[:, None] & in_module[None, :])
-            return
-
     # Loads are issued before anything waits for one: at decode a program is little but dependent reads.
     slot = tl.load(tile_slot + tile)
     start = tl.load(tile_start + tile)
@@ -225,13 +219,14 @@ def _lora_expand_kernel(
     live_token = position < length
     slot_rank = tl.load(rank + module * num_slots + slot)
     slot_scale = tl.load(scale + module * num_slots + slot)
+    flags = tl.load(extras + module * num_slots + slot)
     token = tl.load(sorted_tokens + start + position, mask=live_token, other=0).to(tl.int64)
     pages = page_table + slot * page_stride
     out_tile = out + token[:, None] * out_stride + column[None, :]
-    out_mask = live_token[:, None] & in_module[None, :]
+    touched = (slot_rank > 0) | (flags > 0)  # a mask rather than an exit, which would wait for the two
+    out_mask = live_token[:, None] & in_module[None, :] & touched
     if ACCUMULATE:
-        out_mask &= slot_rank > 0  # masked rather than left early: an exit would wait for the rank
-        previous = tl.load(out_tile, mask=out_mask, other=0.0).to(tl.float32)
+        previous = tl.load(out_tile, mask=out_mask, other=0.0)
     h_rows = h + (module.to(tl.int64) * num_tokens + token) * MAX_RANK
     split_stride = num_tokens.to(tl.int64) * MODULES * MAX_RANK
 
@@ -252,7 +247,19 @@ def _lora_expand_kernel(
         h_scaled = tl.where(live_row[None, :], h_sum * slot_scale, 0.0).to(b_tile.dtype)
         acc = tl.dot(h_scaled, b_tile, acc, input_precision="ieee")
 
-    delta = acc.to(out.dtype.element_ty)
-    if ACCUMULATE:
-        delta = (previous + delta.to(tl.float32)).to(delta.dtype)
+    if flags > 0:
+        bias_row = tl.zeros((BLOCK_N,), dtype=tl.int32) + slot_rank
+        gain_row = bias_row + (flags & BIAS) // BIAS
+        has_bias = in_module & ((flags & BIAS) != 0)
+        has_gain = in_module & ((flags & GAIN) != 0)
+        bias = load_row(b_pool + column, pages, bias_row, has_bias, b_row_stride, PAGE=PAGE)
+        gain = load_row(b_pool + column, pages, gain_row, has_gain, b_row_stride, PAGE=PAGE)
+        delta = tl.fma(acc, 1.0 + gain[None, :], bias[None, :]).to(out.dtype.element_ty)
+        if ACCUMULATE:
+            y = previous.to(tl.float32)
+            delta = (tl.fma(y, gain[None, :], y) + delta.to(tl.float32)).to(delta.dtype)
+    else:
+        delta = acc.to(out.dtype.element_ty)
+        if ACCUMULATE:
+            delta = (previous.to(tl.float32) + delta.to(tl.float32)).to(delta.dtype)
     tl.store(out_tile, delta, mask=out_mask)

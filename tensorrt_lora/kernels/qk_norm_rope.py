@@ -1,8 +1,8 @@
-"""What happens to queries and keys between projection and attention: head norms, rotation, and the cache write.
+"""From projected queries and keys to what attention reads: head norms, rotation, the write into the cache.
 
 Called by `Attention`. The norm over each head is optional (Qwen3 has it), and so is the write into the paged
-cache. Pairs rotated are (i, i + D/2): "NeoX style", the layout of Hugging Face checkpoints. Source: Su et al.,
-"RoFormer" (2021). Shapes: T tokens, H query heads, K key/value heads, D head size.
+cache. Pairs rotated are (i, i + D/2): "NeoX style", the layout of Hugging Face checkpoints. Source: Su et
+al., "RoFormer" (2021). Shapes: T tokens, H query heads, K key/value heads, D head size.
 """
 
 from dataclasses import dataclass
@@ -57,17 +57,17 @@ def qk_norm_rope(
     """
     assert q.shape[1] % head_dim == 0 and k.shape[1] % head_dim == 0 and head_dim % 2 == 0
     assert q.stride(-1) == 1 and k.stride(-1) == 1 and q.dtype == k.dtype
+    assert position_ids.shape == q.shape[:1] and position_ids.is_contiguous()
     assert (q_weight is None) == (k_weight is None)
     assert cos_sin_cache.shape[1] == head_dim and cos_sin_cache.is_contiguous()
-    assert kv_write is None or (kv_write.v.shape == k.shape and kv_write.v.stride(-1) == 1)
+    if kv_write is not None:
+        assert kv_write.v.shape == k.shape and kv_write.v.stride(-1) == 1
+        assert kv_write.cache_slots.shape == q.shape[:1] and kv_write.cache_slots.is_contiguous()
+        assert kv_write.kv_cache.is_contiguous() and kv_write.kv_cache.dtype == k.dtype == kv_write.v.dtype
     if use_triton(q):
-        _qk_norm_rope_triton(
-            q, k, position_ids, cos_sin_cache, head_dim, q_weight, k_weight, eps, kv_write
-        )
+        _qk_norm_rope_triton(q, k, position_ids, cos_sin_cache, head_dim, q_weight, k_weight, eps, kv_write)
     else:
-        qk_norm_rope_reference(
-            q, k, position_ids, cos_sin_cache, head_dim, q_weight, k_weight, eps, kv_write
-        )
+        qk_norm_rope_reference(q, k, position_ids, cos_sin_cache, head_dim, q_weight, k_weight, eps, kv_write)
 
 
 def qk_norm_rope_reference(
@@ -119,7 +119,6 @@ def _qk_norm_rope_triton(
     heads, kv_heads = q.shape[1] // head_dim, k.shape[1] // head_dim
     # A tensor stands in for what the kernel does not read.
     write = KvCacheWrite(k, k, position_ids) if kv_write is None else kv_write
-    assert kv_write is None or (write.kv_cache.is_contiguous() and write.kv_cache.dtype == q.dtype)
     # One shape of program for every T, so that a token's bits do not depend on how many come with it.
     grid = (tokens, triton.cdiv(heads, BLOCK_HEADS) + triton.cdiv(kv_heads, BLOCK_HEADS))
     _qk_norm_rope_kernel[grid](

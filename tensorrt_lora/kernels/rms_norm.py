@@ -4,7 +4,7 @@ Called by `modules/rms_norm.py`. Source: Zhang and Sennrich, "Root Mean Square L
 
 Statistics are in float32. The reference rounds as Hugging Face's models do: the sum with the residual, then
 the normalised row, then its product with the weight, each to the input's dtype. FlashInfer's kernels keep all
-of it in float32 and round what they store, once. In bfloat16 the two differ by a unit in the last place or so.
+of it in float32 and round what they store: the two differ by about a unit in the last place.
 """
 
 import torch

@@ -3,7 +3,7 @@
 Called by `PyTorchModelEngine`. Knows adapters only as `LoraAdapter`s; where they come from is `adapters/`' affair.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -11,15 +11,16 @@ import torch
 from torch import nn
 
 from tensorrt_lora.config.lora_config import LoraConfig
-from tensorrt_lora.kernels.lora_batch import RANK_PAGE
+from tensorrt_lora.kernels.lora_batch import MAX_EXTRA_ROWS, RANK_PAGE, pages_for_rows
 from tensorrt_lora.lora.adapter_slot_manager import AdapterSlotManager, SlotTenant
 from tensorrt_lora.lora.adapter_weights import AdapterWeights
-from tensorrt_lora.lora.cuda_graph_lora_params import CudaGraphLoraParams, pages_for_rank
+from tensorrt_lora.lora.cuda_graph_lora_params import CudaGraphLoraParams
+from tensorrt_lora.lora.extra_rows_builder import ExtraRowsBuilder
 from tensorrt_lora.lora.lora_layer_key import LoraLayerKey, LoraLayerShape
 from tensorrt_lora.lora.lora_params import LoraParams
 from tensorrt_lora.lora.lora_plan import LoraPlan
 from tensorrt_lora.lora.lora_site import LoraSite, find_lora_layers
-from tensorrt_lora.lora.module_types import CONFIG_NAMES, LoraModuleType
+from tensorrt_lora.lora.module_types import LoraModuleType, target_types
 from tensorrt_lora.utils.logger import logger
 from tensorrt_lora.utils.multi_stream_utils import create_aux_stream
 
@@ -38,6 +39,8 @@ class CudaGraphLoraManager:
 
     Args:
         model: its `LoraLayer`s are adaptable, as far as `lora_config.lora_target_modules` allows.
+        base_parameters: the model's "<hf_name>.weight" and "<hf_name>.bias" of every site, for adapters with a bias or
+            with DoRA.
         cache_bytes: device memory that the slots' weights may take; binds together with `lora_config.num_slots`.
         max_num_tokens: largest batch, in tokens.
 
@@ -50,13 +53,14 @@ class CudaGraphLoraManager:
         model: nn.Module,
         lora_config: LoraConfig,
         *,
+        base_parameters: Mapping[str, torch.Tensor],
         cache_bytes: int,
         max_num_tokens: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         placed = find_lora_layers(model)
-        allowed = _allowed_types(lora_config)
+        allowed = target_types(lora_config.lora_target_modules)
         self.sites: dict[str, LoraSite] = {
             site.hf_name: site for layer in placed for site in layer.sites() if site.module_type in allowed
         }
@@ -81,6 +85,7 @@ class CudaGraphLoraManager:
             dtype=dtype,
             device=device,
         )
+        self._extra_rows = ExtraRowsBuilder(self.sites.values(), base_parameters, dtype=dtype)
         self._specialize = lora_config.cuda_graph_specialize_lora
         self._aux_stream = create_aux_stream(device) if lora_config.overlap_lora_and_base else None
         self.plan = LoraPlan.BOTH_BESIDE if self._aux_stream is not None else LoraPlan.SEQUENTIAL
@@ -93,6 +98,11 @@ class CudaGraphLoraManager:
             len(layers),
             "beside the base" if self._aux_stream else "after the base",
         )
+
+    @property
+    def adapts_head(self) -> bool:
+        """Whether the head is a site: logits then need the metadata of their own rows."""
+        return any(site.module_type is LoraModuleType.LM_HEAD for site in self.sites.values())
 
     def graph_plan(self, adapters: Sequence[LoraAdapter | None]) -> LoraPlan | None:
         """The plan whose captured graph a decode batch replays; None is the graph without LoRA."""
@@ -112,8 +122,9 @@ class CudaGraphLoraManager:
         num_padding_tokens: int = 0,
         graph_plan: LoraPlan | None = None,
     ) -> LoraParams:
-        """Place the batch's adapters and write its metadata; call once before the forward, capture or replay.
+        """Place the batch's adapters and write its metadata; call before the forward, capture or replay.
 
+        In stream order: a further call in the same step serves what is queued after it, like logits of some rows only.
         A capture passes no adapters and padding alone: what a replay reads is rewritten in place by its own call.
 
         Args:
@@ -123,7 +134,7 @@ class CudaGraphLoraManager:
             graph_plan: the plan of the graph that is captured or replayed; None for an eager forward.
         """
         for adapter, slot in self.slot_manager.assign([a for a in adapters if a is not None]):
-            self._params.load_slot(slot, adapter.weights)
+            self._params.load_slot(slot, adapter.weights, self._extra_rows.rows_of(adapter.weights))
         slots = [self.slot_manager.slot_of(a.key) if a is not None else _BASE_ROW for a in adapters]
         slots.append(_BASE_ROW)
         token_slots = np.repeat(np.array(slots, dtype=np.int32), [*query_lens, num_padding_tokens])
@@ -137,24 +148,17 @@ class CudaGraphLoraManager:
         )
 
 
-def _allowed_types(lora_config: LoraConfig) -> set[LoraModuleType]:
-    if not lora_config.lora_target_modules:
-        return set(LoraModuleType)
-    names = lora_config.lora_target_modules
-    return {module_type for name in names for module_type in CONFIG_NAMES[name]}
-
-
 def _num_pages(
     layers: dict[LoraLayerKey, LoraLayerShape], lora_config: LoraConfig, cache_bytes: int, dtype: torch.dtype
 ) -> int:
-    """Pages that both the slot count and the byte limit allow."""
-    pages_per_adapter = pages_for_rank(lora_config.max_lora_rank)
+    """Pages that both the slot count and the byte limit allow. The adapter with the most rows must fit alone."""
+    most = pages_for_rows(lora_config.max_lora_rank + MAX_EXTRA_ROWS)
     page_bytes = sum(shape.values_per_rank for shape in layers.values()) * RANK_PAGE * dtype.itemsize
     affordable = cache_bytes // page_bytes
-    if affordable < pages_per_adapter:
+    if affordable < most:
         raise ValueError(
-            f"one adapter of max_lora_rank={lora_config.max_lora_rank} takes {pages_per_adapter * page_bytes} bytes on "
-            f"the device, but the adapter cache may take {cache_bytes}; raise peft_cache_config.device_cache_percent, "
-            f"or lower max_lora_rank, or name fewer lora_target_modules"
+            f"one adapter of max_lora_rank={lora_config.max_lora_rank} takes up to {most * page_bytes} bytes on the "
+            f"device, but the adapter cache may take {cache_bytes}; raise peft_cache_config.device_cache_percent, or "
+            f"lower max_lora_rank, or name fewer lora_target_modules"
         )
-    return min(lora_config.num_slots * pages_per_adapter, affordable)
+    return min(max(lora_config.num_slots * pages_for_rows(lora_config.max_lora_rank), most), affordable)

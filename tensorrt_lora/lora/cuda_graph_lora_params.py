@@ -9,9 +9,17 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from tensorrt_lora.kernels.lora_batch import RANK_PAGE, LoraBatch, LoraBatchBuffers, LoraTables
+from tensorrt_lora.kernels.lora_batch import (
+    MAX_EXTRA_ROWS,
+    RANK_PAGE,
+    LoraBatch,
+    LoraBatchBuffers,
+    LoraTables,
+    pages_for_rows,
+)
 from tensorrt_lora.lora.adapter_slot_manager import Slot
-from tensorrt_lora.lora.adapter_weights import AdapterWeights
+from tensorrt_lora.lora.adapter_weights import AdapterWeights, SiteKey
+from tensorrt_lora.lora.extra_rows_builder import ExtraRows
 from tensorrt_lora.lora.lora_layer_key import LoraLayerKey, LoraLayerShape
 
 
@@ -39,15 +47,15 @@ class CudaGraphLoraParams:
         device: torch.device,
     ) -> None:
         rows = num_pages * RANK_PAGE
-        max_pages = pages_for_rank(max_rank)
         num_sites = sum(len(key.module_ids) for key in layers)
+        # As wide as the adapter with the most rows, so that no slot's last page lies beyond its row of the table.
+        max_pages = pages_for_rows(max_rank + MAX_EXTRA_ROWS)
         self._page_table = torch.zeros((num_slots, max_pages), dtype=torch.int32, device=device)
         # One row per site, so that the tables of a layer are consecutive rows and a slot is one column.
         self._rank = torch.zeros((num_sites, num_slots), dtype=torch.int32, device=device)
         self._scale = torch.zeros((num_sites, num_slots), dtype=torch.float32, device=device)
-        self._batch_buffers = LoraBatchBuffers(
-            max_num_tokens=max_num_tokens, num_slots=num_slots, device=device
-        )
+        self._extras = torch.zeros((num_sites, num_slots), dtype=torch.int32, device=device)
+        self._batch_buffers = LoraBatchBuffers(max_num_tokens=max_num_tokens, num_slots=num_slots, device=device)
         self.layer_info: dict[LoraLayerKey, LoraTables] = {}
         first_site = 0
         for key, shape in layers.items():
@@ -58,8 +66,9 @@ class CudaGraphLoraParams:
                 page_table=self._page_table,
                 rank=self._rank[sites],
                 scale=self._scale[sites],
+                extras=self._extras[sites],
                 output_sizes=shape.output_sizes,
-                max_rank=max_pages * RANK_PAGE,
+                max_rank=pages_for_rows(max_rank) * RANK_PAGE,
             )
             first_site = sites.stop
         self.batch: LoraBatch = self.write_batch(np.zeros(0, dtype=np.int32))
@@ -72,41 +81,38 @@ class CudaGraphLoraParams:
         self.batch = self._batch_buffers.write(token_slots)
         return self.batch
 
-    def load_slot(self, slot: Slot, weights: AdapterWeights) -> None:
+    def load_slot(self, slot: Slot, weights: AdapterWeights, extra_rows: Mapping[SiteKey, ExtraRows]) -> None:
         """Copy an adapter's weights to the slot's pages, in stream order with the forwards around it.
 
-        Modules that the adapter does not touch get rank 0, which is where kernels stop.
+        Modules that the adapter does not touch get rank 0 and no extras, which is where kernels stop.
+
+        Args:
+            extra_rows: of the modules that have a bias or a magnitude.
         """
         device = self._page_table.device
         runs = _consecutive_runs(slot.pages)
         pages = torch.tensor(slot.pages, dtype=torch.int32)
         self._page_table[slot.index, : len(slot.pages)].copy_(pages)
-        ranks, scales = [], []
+        ranks, scales, flags = [], [], []
         for key, tables in self.layer_info.items():
-            column = 0
-            for index, (module_type, out_features) in enumerate(
-                zip(key.module_ids, tables.output_sizes, strict=True)
-            ):
-                module = weights.modules.get((key.layer_idx, module_type))
+            for index, (module_type, columns) in enumerate(zip(key.module_ids, tables.column_slices, strict=True)):
+                site_key = (key.layer_idx, module_type)
+                module, extra = weights.modules.get(site_key), extra_rows.get(site_key)
                 ranks.append(module.rank if module else 0)
                 scales.append(module.scale if module else 0.0)
+                flags.append(extra.flags if extra else 0)
                 if module:
-                    b_columns = tables.b_pool[:, column : column + out_features]
                     _copy_rows(tables.a_pool[index], module.a, runs)
-                    _copy_rows(b_columns, module.b, runs)
-                column += out_features
-        self._rank[:, slot.index].copy_(torch.tensor(ranks, dtype=torch.int32, device=device))
-        self._scale[:, slot.index].copy_(torch.tensor(scales, dtype=torch.float32, device=device))
+                    _copy_rows(tables.b_pool[:, columns], module.b, runs)
+                if module and extra:
+                    _copy_rows(tables.b_pool[:, columns], extra.rows, runs, first=module.rank)
+        for table, values in ((self._rank, ranks), (self._scale, scales), (self._extras, flags)):
+            table[:, slot.index].copy_(torch.tensor(values, dtype=table.dtype, device=device))
 
     @property
     def nbytes(self) -> int:
         """Bytes of all pools."""
         return sum(tables.a_pool.nbytes + tables.b_pool.nbytes for tables in self.layer_info.values())
-
-
-def pages_for_rank(rank: int) -> int:
-    """Pages of `RANK_PAGE` rows that hold `rank` rows."""
-    return -(-rank // RANK_PAGE)
 
 
 def _consecutive_runs(pages: tuple[int, ...]) -> list[tuple[int, int]]:
@@ -121,12 +127,13 @@ def _consecutive_runs(pages: tuple[int, ...]) -> list[tuple[int, int]]:
     return runs
 
 
-def _copy_rows(pool: torch.Tensor, rows: torch.Tensor, runs: list[tuple[int, int]]) -> None:
-    """Copy rank rows [rank, width] into the runs of pool rows; asynchronous from page-locked memory."""
-    done = 0
+def _copy_rows(pool: torch.Tensor, rows: torch.Tensor, runs: list[tuple[int, int]], *, first: int = 0) -> None:
+    """Copy rows [n, width] to the slot's rows from `first` on, which lie in `runs`; asynchronous from page-locked memory."""
+    end = first + rows.shape[0]
+    passed = 0
     for start, length in runs:
-        length = min(length, rows.shape[0] - done)
-        if length <= 0:
-            break
-        pool[start : start + length].copy_(rows[done : done + length], non_blocking=True)
-        done += length
+        low, high = max(first, passed), min(end, passed + length)
+        if low < high:
+            target = pool[start + low - passed : start + high - passed]
+            target.copy_(rows[low - first : high - first], non_blocking=True)
+        passed += length

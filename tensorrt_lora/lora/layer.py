@@ -1,6 +1,6 @@
 """LoRA inside a forward: the layer, and the one dispatcher that runs it beside the base projection.
 
-`Attention`, `MLP`, `GatedMLP` and `Linear` own `LoraLayer`s and call `LoraLayer.forward_with_base`; which adapter a row
+`Attention`, `MLP`, `GatedMLP`, `Linear`, `Embedding` and `LMHead` own `LoraLayer`s and call `LoraLayer.forward_with_base`; which adapter a row
 uses, where weights live and whether a second stream exists all come in through `lora_params`.
 """
 
@@ -11,9 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tensorrt_lora.kernels.lora_batch import LoraBatch, LoraTables
-from tensorrt_lora.kernels.lora_expand import lora_expand
-from tensorrt_lora.kernels.lora_shrink import lora_shrink, num_splits
+from tensorrt_lora.lora.lora_branch import LoraBranch
 from tensorrt_lora.lora.lora_layer_key import LoraLayerKey, LoraLayerShape
 from tensorrt_lora.lora.lora_params import LoraParams
 from tensorrt_lora.lora.lora_plan import LoraPlan
@@ -40,13 +38,25 @@ class BaseProjection:
         return functional.linear(self.x, self.weight, self.bias)
 
 
+@dataclass(slots=True)
+class BaseEmbedding:
+    """A base embedding bound to its token ids; what `BaseProjection` is to a linear layer."""
+
+    x: torch.Tensor  # [T] int
+    weight: torch.Tensor  # [vocab, hidden]
+
+    def __call__(self) -> torch.Tensor:
+        return functional.embedding(self.x, self.weight)
+
+
 class LoraLayer(nn.Module):
-    """The LoRA branch of one or more linear layers that read the same input. Holds no weights.
+    """The LoRA branch of one or more layers that read the same input. Holds no weights.
 
     Args:
-        module_types: the adapted linear layers, in the order of their outputs.
-        hf_names: their names below the parent module in a Hugging Face checkpoint ("q_proj").
-        in_features: width of the shared input.
+        module_types: the adapted layers, in the order of their outputs.
+        hf_names: their names below the parent module in a Hugging Face checkpoint ("q_proj"); "" where the parent is
+            the adapted layer itself.
+        in_features: width of the shared input; of an embedding, the vocabulary.
         output_sizes: width of each output; the layer's output is their concatenation.
     """
 
@@ -74,12 +84,16 @@ class LoraLayer(nn.Module):
         return LoraLayerKey(layer_idx, self.module_types)
 
     def forward(self, x: torch.Tensor, lora_params: LoraParams, layer_idx: int) -> torch.Tensor:
-        """The LoRA delta of every row: [..., in] -> [..., sum(output_sizes)], zeros for base rows."""
+        """The LoRA delta of every row: [..., in] -> [..., sum(output_sizes)], zeros for base rows.
+
+        It is all that is added to the base output y, but for the (g - 1) y of DoRA.
+        """
         params = lora_params["cuda_graph_params"]
-        branch = _LoraBranch(x, params.layer_info[self.key(layer_idx)], params.batch, LoraPlan.BOTH_BESIDE)
-        branch.run()
+        branch = LoraBranch(x, params.layer_info[self.key(layer_idx)], params.batch, LoraPlan.BOTH_BESIDE)
         assert branch.delta is not None
-        return branch.delta.view(*x.shape[:-1], -1)
+        branch.delta.zero_()
+        branch.run()
+        return branch.delta.view(*branch.batch_shape, -1)
 
     @staticmethod
     def forward_with_base(
@@ -96,12 +110,12 @@ class LoraLayer(nn.Module):
         same bits in the result.
 
         Args:
-            base_forward: computes the base output [..., sum(output_sizes)]; the result of a `BaseProjection` is
-                added to in place, that of any other callable may be aliased and is left as it is.
-            lora_layers: LoRA layers that read `x` and add to the whole output.
-            x: [..., in], the unquantised input.
+            base_forward: computes the base output [..., sum(output_sizes)]; the result of a `BaseProjection` or
+                `BaseEmbedding` is changed in place, that of any other callable may be aliased and is left as it is.
+            lora_layers: LoRA layers that read `x` and change the whole output.
+            x: [..., in], the unquantised input; for an embedding token ids [...].
             lora_params: None when no row of the batch has an adapter.
-            layer_idx: index of the decoder layer.
+            layer_idx: index of the decoder layer, or OUTSIDE_LAYERS.
         """
         if lora_params is None:
             return base_forward()
@@ -116,7 +130,7 @@ class LoraLayer(nn.Module):
         plan = lora_params["lora_plan"] if do_multi_stream() else LoraPlan.SEQUENTIAL
         aux_stream = lora_params["lora_aux_stream"] if plan is not LoraPlan.SEQUENTIAL else None
         # Allocated before the fork: what crosses streams belongs to the main stream.
-        branches = [_LoraBranch(x, tables, params.batch, plan) for tables in targeted]
+        branches = [LoraBranch(x, tables, params.batch, plan) for tables in targeted]
 
         def run_branches() -> None:
             for branch in branches:
@@ -126,7 +140,7 @@ class LoraLayer(nn.Module):
         output, _ = maybe_execute_in_parallel(
             base_forward, run_branches, event0, event1, aux_stream, disable_on_compile=True
         )
-        if not isinstance(base_forward, BaseProjection):
+        if not isinstance(base_forward, BaseProjection | BaseEmbedding):
             output = output.clone()
         for branch in branches:
             branch.add_to(output)
@@ -136,32 +150,3 @@ class LoraLayer(nn.Module):
         if self._par_events is None:
             self._par_events = create_event_pair()
         return self._par_events
-
-
-class _LoraBranch:
-    """One LoRA layer applied to one input: what runs beside the base (`run`), and what follows the join (`add_to`)."""
-
-    __slots__ = ("_batch", "_h", "_tables", "_x", "delta")
-
-    def __init__(self, x: torch.Tensor, tables: LoraTables, batch: LoraBatch, plan: LoraPlan) -> None:
-        x = x.reshape(-1, x.shape[-1])
-        tokens, in_features = x.shape
-        modules = tables.a_pool.shape[0]
-        splits = num_splits(tokens, in_features, x.device)
-        self._x = x
-        self._tables = tables
-        self._batch = batch
-        self._h = x.new_empty((splits, modules, tokens, tables.max_rank), dtype=torch.float32)
-        self.delta = x.new_empty((tokens, sum(tables.output_sizes))) if plan is LoraPlan.BOTH_BESIDE else None
-
-    def run(self) -> None:
-        lora_shrink(self._x, self._tables, self._batch, self._h)
-        if self.delta is not None:
-            lora_expand(self._h, self._tables, self._batch, self.delta, accumulate=False)
-
-    def add_to(self, output: torch.Tensor) -> None:
-        rows = output.view(-1, output.shape[-1])
-        if self.delta is not None:
-            rows.add_(self.delta)
-        else:
-            lora_expand(self._h, self._tables, self._batch, rows, accumulate=True)

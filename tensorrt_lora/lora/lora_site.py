@@ -15,12 +15,12 @@ from tensorrt_lora.lora.module_types import LoraModuleType
 
 @dataclass(frozen=True, slots=True)
 class LoraSite:
-    """One adaptable linear layer, as an adapter's author sees it."""
+    """One adaptable layer, as an adapter's author sees it."""
 
     layer_idx: int
     module_type: LoraModuleType
     hf_name: str  # "model.layers.0.self_attn.q_proj"
-    in_features: int
+    in_features: int  # of an embedding: the vocabulary
     out_features: int
 
 
@@ -37,9 +37,8 @@ class PlacedLoraLayer:
         for module_type, leaf, out_features in zip(
             layer.module_types, layer.hf_names, layer.output_sizes, strict=True
         ):
-            yield LoraSite(
-                self.layer_idx, module_type, f"{self.parent_path}.{leaf}", layer.in_features, out_features
-            )
+            hf_name = f"{self.parent_path}.{leaf}" if leaf else self.parent_path
+            yield LoraSite(self.layer_idx, module_type, hf_name, layer.in_features, out_features)
 
 
 def find_lora_layers(model: nn.Module) -> list[PlacedLoraLayer]:
@@ -58,5 +57,5 @@ def find_lora_layers(model: nn.Module) -> list[PlacedLoraLayer]:
 
 
 def find_lora_sites(model: nn.Module) -> dict[str, LoraSite]:
-    """Every adaptable linear layer of `model`, by its Hugging Face module name."""
+    """Every adaptable layer of `model`, by its Hugging Face module name."""
     return {site.hf_name: site for placed in find_lora_layers(model) for site in placed.sites()}

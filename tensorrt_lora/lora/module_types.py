@@ -4,6 +4,7 @@ An adapter names its targets by the model's own (Hugging Face) module names; a c
 TensorRT-LLM's (`attn_q`). This enum is what both are resolved to.
 """
 
+from collections.abc import Iterable
 from enum import IntEnum
 
 
@@ -43,3 +44,17 @@ CONFIG_NAMES: dict[str, tuple[LoraModuleType, ...]] = {
     "lm_head": (LoraModuleType.LM_HEAD,),
 }
 """What each name in `LoraConfig.lora_target_modules` stands for; a fused name stands for its parts."""
+
+
+OUTSIDE_LAYERS = -1
+"""The layer index of the sites that belong to no decoder layer."""
+
+DEFAULT_TARGETS = frozenset(LoraModuleType) - {LoraModuleType.EMBED_TOKENS, LoraModuleType.LM_HEAD}
+"""What an empty `LoraConfig.lora_target_modules` stands for: the embedding and the head, whose pools are as wide as the
+vocabulary, are sites only where they are named."""
+
+
+def target_types(config_names: Iterable[str]) -> frozenset[LoraModuleType]:
+    """The module types that the names in `LoraConfig.lora_target_modules` stand for."""
+    named = frozenset(module_type for name in config_names for module_type in CONFIG_NAMES[name])
+    return named or DEFAULT_TARGETS

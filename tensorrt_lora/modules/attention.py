@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tensorrt_lora.attention_backend.interface import AttentionBackend, AttentionMetadata
-from tensorrt_lora.kernels.qk_norm_rope import qk_norm_rope
+from tensorrt_lora.kernels.qk_norm_rope import KvCacheWrite, qk_norm_rope
 from tensorrt_lora.lora.layer import LoraLayer
 from tensorrt_lora.lora.lora_params import LoraParams
 from tensorrt_lora.lora.module_types import LoraModuleType
@@ -106,11 +106,16 @@ class Attention(nn.Module):
             self.qkv_proj.base(hidden_states), (self.qkv_lora,), hidden_states, lora_params, self.layer_idx
         )
         q, k, v = qkv.split((self.q_size, self.kv_size, self.kv_size), dim=-1)
-        self._norm_and_rotate(q, k, position_ids)
-        output = self.attn.forward(q, k, v, attn_metadata)
+        kv_write = KvCacheWrite(
+            v, attn_metadata.kv_cache[self.layer_idx], attn_metadata.cache_slots[: attn_metadata.num_tokens]
+        )
+        self._norm_rotate_and_write(q, k, position_ids, kv_write)
+        output = self.attn.forward(q, attn_metadata)
         return self.o_proj(output, lora_params, self.layer_idx)
 
-    def _norm_and_rotate(self, q: torch.Tensor, k: torch.Tensor, position_ids: torch.Tensor) -> None:
+    def _norm_rotate_and_write(
+        self, q: torch.Tensor, k: torch.Tensor, position_ids: torch.Tensor, kv_write: KvCacheWrite
+    ) -> None:
         qk_norm_rope(
             q,
             k,
@@ -120,4 +125,5 @@ class Attention(nn.Module):
             q_weight=None if self.q_norm is None else self.q_norm.weight,
             k_weight=None if self.k_norm is None else self.k_norm.weight,
             eps=0.0 if self.q_norm is None else self.q_norm.eps,
+            kv_write=kv_write,
         )

@@ -4,6 +4,7 @@ from torch.nn import functional
 
 from tensorrt_lora.attention_backend import AttentionBatch
 from tensorrt_lora.attention_backend.vanilla import VanillaAttention, VanillaAttentionMetadata
+from tests.support.attention_layer import write_and_attend
 
 HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE, LAYERS = 6, 2, 16, 4, 2
 
@@ -61,7 +62,7 @@ def run(
         )
     )
     qkv = torch.cat([sequences[sequence][start:stop] for sequence, start, stop in parts])
-    output = backend.forward(*split(qkv), metadata)
+    output = write_and_attend(backend, split(qkv), metadata)
     assert output.is_contiguous() and output.shape == (qkv.shape[0], HEADS * HEAD_DIM)
     return list(output.split([stop - start for _, start, stop in parts]))
 
@@ -104,7 +105,7 @@ def test_padding_rows_live_in_page_zero() -> None:
     sequence = make_qkv(6)
     run(backend, metadata, [sequence], [(0, 0, 5)], [])
     metadata.prepare(AttentionBatch(0, [1, 1, 1], [6, 1, 1], [pages_of(0, 6), [0], [0]]))
-    output = backend.forward(*split(torch.cat([sequence[5:], make_qkv(2)])), metadata)
+    output = write_and_attend(backend, split(torch.cat([sequence[5:], make_qkv(2)])), metadata)
     torch.testing.assert_close(output[:1].double(), attend(sequence)[5:], rtol=2e-6, atol=2e-6)
     assert output.isfinite().all()
 

@@ -55,6 +55,6 @@ def test_the_small_models_are_tied_and_the_large_ones_are_not() -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="no preset 'qwen3-8b'.*qwen3-8b-bf16"):
+    with pytest.raises(ValueError, match=r"no preset 'qwen3-8b'.*qwen3-8b-bf16"):
         find_preset("qwen3-8b")
     assert TINY not in preset_names()

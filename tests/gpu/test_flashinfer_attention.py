@@ -10,6 +10,7 @@ pytest.importorskip("flashinfer")
 
 from tensorrt_lora.attention_backend.flashinfer import FlashInferAttention, FlashInferAttentionMetadata
 from tensorrt_lora.attention_backend.interface import AttentionBatch
+from tests.support.attention_layer import write_and_attend
 
 pytestmark = pytest.mark.gpu
 
@@ -120,7 +121,7 @@ def test_eager_equals_fp32(name: str, heads: tuple[int, int], device: torch.devi
     q, k, v = make_qkv(batch.num_tokens, heads, device)
     metadata = make_metadata(cache, num_heads)
     metadata.prepare(batch)
-    output = make_layer(num_heads, num_kv_heads).forward(q, k, v, metadata)
+    output = write_and_attend(make_layer(num_heads, num_kv_heads), (q, k, v), metadata)
 
     kv_shape = (batch.num_tokens, num_kv_heads, HEAD_DIM)
     write_reference(expected_cache[1], k.view(kv_shape), v.view(kv_shape), batch)
@@ -144,11 +145,11 @@ class CapturedLayer:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            self.layer.forward(*self.qkv, self.metadata)
+            write_and_attend(self.layer, self.qkv, self.metadata)
         torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
-            self.output = self.layer.forward(*self.qkv, self.metadata)
+            self.output = write_and_attend(self.layer, self.qkv, self.metadata)
 
     def run(self, batch: AttentionBatch, qkv: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """Outputs of the batch's own rows."""
@@ -195,7 +196,7 @@ def test_replay_equals_eager_bit_for_bit(
         output = captured.run(batch, qkv)
         written = cache.clone()
         eager.prepare(with_padding(batch, batch_size))
-        expected = captured.layer.forward(*captured.qkv, eager)[: batch.num_requests]
+        expected = write_and_attend(captured.layer, captured.qkv, eager)[: batch.num_requests]
         assert torch.equal(output, expected)
         assert torch.equal(written[:, 1:], cache[:, 1:])
         reference = attend_reference(qkv[0].unflatten(1, (heads[0], HEAD_DIM)), cache[1], batch).flatten(1)
@@ -211,7 +212,7 @@ def test_graphs_of_several_sizes_and_eager_steps_share_a_workspace(device: torch
     prefill_qkv = make_qkv(prefill.num_tokens, heads, device)
     for size in (4, 16, 1, 16, 4):
         eager.prepare(prefill)
-        output = captured[size].layer.forward(*prefill_qkv, eager)
+        output = write_and_attend(captured[size].layer, prefill_qkv, eager)
         expected = attend_reference(
             prefill_qkv[0].unflatten(1, (heads[0], HEAD_DIM)), cache[1], prefill
         ).flatten(1)

@@ -4,7 +4,9 @@ import pytest
 import torch
 import triton
 
-from tensorrt_lora.kernels.lora_batch import RANK_PAGE, choose_tile_size
+from tensorrt_lora.kernels.lora_add import BLOCK_N, NUM_WARPS, _lora_add_kernel
+from tensorrt_lora.kernels.lora_batch import BIAS_ROW, GAIN_ROW, RANK_PAGE, choose_tile_size
+from tensorrt_lora.kernels.lora_embedding_shrink import _lora_embedding_shrink_kernel
 from tensorrt_lora.kernels.lora_expand import EXPAND_CONFIGS, ExpandConfig, _lora_expand_kernel, expand_config
 from tensorrt_lora.kernels.lora_shrink import (
     SHRINK_CONFIGS,
@@ -17,7 +19,7 @@ from tensorrt_lora.kernels.qk_norm_rope import BLOCK_HEADS, _qk_norm_rope_kernel
 from tests.support.sm90 import SHARED_MEMORY_LIMIT, Resources, compile_sm90
 
 INDICES = dict.fromkeys(
-    ("page_table", "rank", "token_slots", "sorted_tokens", "tile_slot", "tile_start", "tile_len"), "i32"
+    ("page_table", "rank", "extras", "token_slots", "sorted_tokens", "tile_slot", "tile_start", "tile_len"), "i32"
 )
 ELEMENT = {True: "bf16", False: "fp32"}
 MOST_SPLITS = {16: 16, 64: 4}  # by tile size
@@ -61,6 +63,8 @@ def test_expand(
         "MODULES": 3,
         "MAX_RANK": max_rank or config.block_r,
         "PAGE": RANK_PAGE,
+        "BIAS": BIAS_ROW,
+        "GAIN": GAIN_ROW,
         "SPLITS": min(splits, MOST_SPLITS[config.block_m]),
         "ACCUMULATE": accumulate,
         "BLOCK_M": config.block_m,
@@ -71,11 +75,26 @@ def test_expand(
     assert_fits(compile_sm90(_lora_expand_kernel, pointers, constants, config.num_warps, num_stages=1))
 
 
+@pytest.mark.parametrize("half", [True, False])
+def test_add(half: bool) -> None:
+    constants: dict[str, object] = {"PAGE": RANK_PAGE, "BIAS": BIAS_ROW, "GAIN": GAIN_ROW, "BLOCK_N": BLOCK_N}
+    pointers = {**INDICES, **dict.fromkeys(("delta", "b_pool", "out"), ELEMENT[half])}
+    assert_fits(compile_sm90(_lora_add_kernel, pointers, constants, NUM_WARPS, num_stages=1))
+
+
+@pytest.mark.parametrize("max_rank", [16, 64, 256])
+@pytest.mark.parametrize("half", [True, False])
+def test_embedding_shrink(half: bool, max_rank: int) -> None:
+    constants: dict[str, object] = {"MAX_RANK": max_rank, "PAGE": RANK_PAGE, "BLOCK_R": max_rank}
+    pointers = {**INDICES, "input_ids": "i64", "a_pool": ELEMENT[half], "out": "fp32"}
+    assert_fits(compile_sm90(_lora_embedding_shrink_kernel, pointers, constants, num_warps=1, num_stages=1))
+
+
 @pytest.mark.parametrize(("norm", "write_kv"), [(True, True), (True, False), (False, True), (False, False)])
 @pytest.mark.parametrize("head_dim", [24, 64, 80, 128, 256])
 @pytest.mark.parametrize("half", [True, False])
 def test_qk_norm_rope(half: bool, head_dim: int, norm: bool, write_kv: bool) -> None:
-    constants = {
+    constants: dict[str, object] = {
         "HEADS": 32,
         "KV_HEADS": 8,
         "HEAD_DIM": head_dim,

@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent
-OPS = ("test_dispatch.py", "test_lora_shrink.py", "test_lora_expand.py", "test_qk_norm_rope.py")
+OPS = (
+    "test_dispatch.py",
+    "test_lora_shrink.py",
+    "test_lora_embedding_shrink.py",
+    "test_lora_expand.py",
+    "test_lora_add.py",
+    "test_qk_norm_rope.py",
+)
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="this run is the interpreted one")

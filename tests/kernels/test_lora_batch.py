@@ -5,7 +5,9 @@ import pytest
 import torch
 
 from tensorrt_lora.kernels.lora_batch import (
+    BIAS_ROW,
     DECODE_TILE_SIZE,
+    GAIN_ROW,
     PREFILL_TILE_SIZE,
     LoraBatchBuffers,
     build_lora_batch_arrays,
@@ -99,3 +101,17 @@ def test_pool_rows_follow_the_page_table() -> None:
 def test_column_slices_lie_side_by_side() -> None:
     tables = make_lora_tables(in_features=4, output_sizes=[8, 2, 3], ranks=[[1], [1], [1]])
     assert tables.column_slices == [slice(0, 8), slice(8, 10), slice(10, 13)]
+
+
+def test_extra_rows_follow_the_rank_rows() -> None:
+    extras = [[BIAS_ROW | GAIN_ROW, GAIN_ROW], [0, BIAS_ROW]]
+    tables = make_lora_tables(in_features=4, output_sizes=[8, 2], ranks=[[16, 15], [4, 0]], extras=extras)
+    tables.page_table = torch.tensor([[3, 1], [0, 2]], dtype=torch.int32)
+    tables.b_pool = torch.arange(64.0)[:, None] + torch.tensor([0.0] * 8 + [100.0] * 2)
+    bias, gain = tables.extra_rows(0, 0)
+    assert (bias == 16).all() and (gain == 17).all()
+    bias, gain = tables.extra_rows(1, 0)
+    assert bias is None and (gain == 15).all()
+    assert tables.extra_rows(0, 1) == (None, None)
+    bias, gain = tables.extra_rows(1, 1)
+    assert (bias == 100).all() and gain is None

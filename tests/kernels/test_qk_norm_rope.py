@@ -59,12 +59,13 @@ def test_heads_are_normalised_and_rotated_where_they_lie(
 ) -> None:
     qkv, q, k, v = make_qkv(tokens, heads, kv_heads, head_dim, dtype)
     table, position_ids = make_table(head_dim), torch.randint(0, POSITIONS, (tokens,))
-    weights = [(1 + 0.3 * torch.randn(head_dim)).to(dtype) if norm else None for _ in range(2)]
+    q_weight, k_weight = (1 + 0.3 * torch.randn(2, head_dim)).to(dtype) if norm else (None, None)
     expected = [
-        *(expected_heads(x, position_ids, table, head_dim, w) for x, w in zip((q, k), weights, strict=True)),
+        expected_heads(q, position_ids, table, head_dim, q_weight),
+        expected_heads(k, position_ids, table, head_dim, k_weight),
         v.double(),
     ]
-    qk_norm_rope(q, k, position_ids, table, head_dim, *weights, EPS)
+    qk_norm_rope(q, k, position_ids, table, head_dim, q_weight, k_weight, EPS)
     torch.testing.assert_close(qkv.double(), torch.cat(expected, dim=-1), rtol=tolerance, atol=tolerance)
 
 

@@ -75,6 +75,7 @@ def save_tiny_model(
     max_shard_size: str = "1GB",
     tokenizer: bool = True,
     overrides: dict[str, object] | None = None,
+    logit_std: float = 3.0,
 ) -> Path:
     """Write a random checkpoint and return its directory.
 
@@ -86,8 +87,9 @@ def save_tiny_model(
         max_shard_size: as in `save_pretrained`; "40KB" makes several shards.
         tokenizer: also save the tiny tokenizer.
         overrides: fields of the family's transformers config.
+        logit_std: spread of the logits; at 3 greedy choices are not near ties.
     """
-    model = make_tiny_model(family, seed=seed, overrides=overrides)
+    model = make_tiny_model(family, seed=seed, overrides=overrides, logit_std=logit_std)
     model.to(dtype).save_pretrained(directory, max_shard_size=max_shard_size)
     if tokenizer:
         make_tiny_tokenizer().save_pretrained(directory)
@@ -95,7 +97,7 @@ def save_tiny_model(
 
 
 def make_tiny_model(
-    family: str, *, seed: int = 0, overrides: dict[str, object] | None = None
+    family: str, *, seed: int = 0, overrides: dict[str, object] | None = None, logit_std: float = 3.0
 ) -> PreTrainedModel:
     """The float32 transformers model of `family` with random weights, in eval mode."""
     config_class, model_class, family_fields = _FAMILIES[family]
@@ -103,15 +105,17 @@ def make_tiny_model(
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            _randomize(name, parameter, model.config.tie_word_embeddings, generator)
+            _randomize(name, parameter, model.config.tie_word_embeddings, logit_std, generator)
     return model
 
 
-def _randomize(name: str, parameter: torch.nn.Parameter, tied: bool, generator: torch.Generator) -> None:
+def _randomize(
+    name: str, parameter: torch.nn.Parameter, tied: bool, logit_std: float, generator: torch.Generator
+) -> None:
     if parameter.dim() == 1:
         mean, std = (0.0, 0.2) if name.endswith("bias") else (1.0, 0.1)
     elif name == "lm_head.weight" or (tied and name == "model.embed_tokens.weight"):
-        mean, std = 0.0, 3.0 / parameter.shape[1] ** 0.5
+        mean, std = 0.0, logit_std / parameter.shape[1] ** 0.5
     elif name == "model.embed_tokens.weight":
         mean, std = 0.0, 1.0
     else:

@@ -1,0 +1,74 @@
+"""Regular expressions out of adapter files, kept from hanging the loader.
+
+Owns the bounds on them. A pattern like `(a|a)*b` takes time exponential in the name; whoever wrote the adapter chose
+both. So patterns have a length, and all matches of one adapter share a budget of processor time. Asked by `PeftConfig`.
+"""
+
+import time
+from functools import lru_cache
+
+import regex
+
+MAX_PATTERN_LENGTH = 10_000
+MAX_PATTERNS = 10_000
+MATCH_SECONDS = 2.0
+_SLICE_SECONDS = 0.005  # with the interpreter lock held; what takes longer starts again without it
+
+
+class SlowPatternError(ValueError):
+    """The matches of one adapter's patterns took too long."""
+
+
+class NameMatcher:
+    """Matches names against patterns, as Python's `re` does, until `seconds` are used up."""
+
+    def __init__(self, seconds: float = MATCH_SECONDS) -> None:
+        self._left = seconds
+
+    def fullmatch(self, pattern: str, name: str) -> bool:
+        """Whether `pattern` matches the whole of `name`. Raises SlowPatternError."""
+        return self._run(pattern, name, whole=True) is not None
+
+    def match(self, pattern: str, name: str) -> "regex.Match[str] | None":
+        """What `pattern` matches from the start of `name` on. Raises SlowPatternError."""
+        return self._run(pattern, name, whole=False)
+
+    def _run(self, pattern: str, name: str, *, whole: bool) -> "regex.Match[str] | None":
+        compiled = _compile(pattern)
+        run = compiled.fullmatch if whole else compiled.match
+        start = time.thread_time()
+        try:
+            if self._left > 0:
+                try:
+                    return run(name, timeout=_SLICE_SECONDS)
+                except TimeoutError:
+                    return run(name, timeout=self._left, concurrent=True)
+        except TimeoutError:
+            pass
+        finally:
+            self._left -= time.thread_time() - start
+        raise SlowPatternError(
+            f"the pattern {_shorten(pattern)} takes too long to match names like {_shorten(name)}: it can match in "
+            "very many ways; simplify it"
+        )
+
+
+def pattern_problem(pattern: str, expression: str) -> str | None:
+    """What `pattern` must be to be used inside `expression`; None if it is fine."""
+    if len(pattern) > MAX_PATTERN_LENGTH:
+        return f"at most {MAX_PATTERN_LENGTH} characters long, it has {len(pattern)}"
+    try:
+        _compile(expression)
+    except (regex.error, OverflowError, RecursionError, ValueError) as error:
+        return f"a regular expression ({error})"
+    return None
+
+
+@lru_cache(maxsize=1024)
+def _compile(expression: str) -> "regex.Pattern[str]":
+    # Version 0 is the syntax and the meaning of `re`, which PEFT uses.
+    return regex.compile(expression, regex.VERSION0)
+
+
+def _shorten(text: str) -> str:
+    return repr(text if len(text) <= 80 else text[:77] + "...")
