@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tensorrt_lora.config.llm_args import TorchLlmArgs
     from tensorrt_lora.config.lora_config import LoraConfig
     from tensorrt_lora.config.peft_cache_config import PeftCacheConfig
+    from tensorrt_lora.config.quant_config import QuantConfig
     from tensorrt_lora.config.scheduler_config import SchedulerConfig
     from tensorrt_lora.llmapi.llm import LLM
     from tensorrt_lora.llmapi.request_output import CompletionOutput, RequestOutput
@@ -30,6 +31,7 @@ _HOME: dict[str, str] = {
     "Logprob": "tensorrt_lora.sampling_params",
     "LoraConfig": "tensorrt_lora.config.lora_config",
     "PeftCacheConfig": "tensorrt_lora.config.peft_cache_config",
+    "QuantConfig": "tensorrt_lora.config.quant_config",
     "RequestOutput": "tensorrt_lora.llmapi.request_output",
     "SamplingParams": "tensorrt_lora.sampling_params",
     "SchedulerConfig": "tensorrt_lora.config.scheduler_config",
@@ -45,6 +47,7 @@ __all__ = [
     "Logprob",
     "LoraConfig",
     "PeftCacheConfig",
+    "QuantConfig",
     "RequestOutput",
     "SamplingParams",
     "SchedulerConfig",

@@ -1,15 +1,16 @@
-"""Which adapter a request runs with.
+"""Which adapter a request runs with, or which several.
 
 Owns the name that users give an adapter, its id and its directory. Passed to `LLM.generate` by users and
 carried as it is to the engine. Knows nothing of weights, files or slots.
 """
 
+import math
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class LoRARequest:
-    """Names one adapter by a label, a stable integer id and the directory of its PEFT checkpoint.
+    """Names one adapter by a label, a stable integer id and the directory (or hub id) of its PEFT checkpoint.
 
     Field names and order are TensorRT-LLM's; the short names (`name`, `adapter_id`, `path`) are there too.
     Raises ValueError for an empty name, an id that is not an integer >= 0, or an empty path.
@@ -48,3 +49,32 @@ class LoRARequest:
     @property
     def path(self) -> str:
         return self.lora_path
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedLoRARequests:
+    """Several adapters on one request: what each of them adds is multiplied by its weight.
+
+    Users write a list of pairs, `[(a, 0.7), (b, -0.3)]`. Raises ValueError for an empty list, and for what is no pair of
+    a LoRARequest and a finite number.
+    """
+
+    parts: tuple[tuple[LoRARequest, float], ...]
+
+    def __post_init__(self) -> None:
+        if not self.parts:
+            raise ValueError("a combination of adapters needs at least one (LoRARequest, weight) pair, got none")
+        for part in self.parts:
+            if not (isinstance(part, tuple) and len(part) == 2 and isinstance(part[0], LoRARequest)):
+                raise ValueError(f"a combination of adapters holds (LoRARequest, weight) pairs, got {part!r}")
+            request, weight = part
+            if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+                raise ValueError(f"the weight of adapter {request.lora_name!r} must be a finite number, got {weight!r}")
+
+    @property
+    def name(self) -> str:
+        return " + ".join(f"{weight:g} * {request.lora_name}" for request, weight in self.parts)
+
+    @property
+    def path(self) -> str:
+        return ", ".join(request.lora_path for request, _ in self.parts)

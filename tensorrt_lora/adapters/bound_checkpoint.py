@@ -25,13 +25,14 @@ class ModelSites:
         sites: the model's adaptable modules by Hugging Face name.
         lora_config: limits and name map.
         dtype: the model's; A, B and biases are cast to it.
-        base_weights: the model's embedding and head by leaf name, to know copies of them (`find_base_weights`).
+        base_parameters: the model's own "<hf_name>.weight" and "<hf_name>.bias"; values may be on the meta device. Left
+            out, copies of them in adapter files are not compared.
     """
 
     sites: Mapping[str, LoraSite]
     lora_config: LoraConfig
     dtype: torch.dtype
-    base_weights: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    base_parameters: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ no files, no threads. `AdapterStore` calls it under its lock.
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from tensorrt_lora.adapters.adapter_handle import AdapterHandle
+from tensorrt_lora.adapters.adapter_handle import AdapterHandle, AdapterSource, adapter_ids
 from tensorrt_lora.lora.adapter_slot_manager import AdapterKey
 
 
@@ -34,7 +34,7 @@ class HostCache:
         self.max_adapters = max_adapters
         self.max_bytes = max_bytes
         self.num_evictions = 0
-        self._current: OrderedDict[int, _Entry] = OrderedDict()  # by adapter id, least recently used first
+        self._current: OrderedDict[AdapterSource, _Entry] = OrderedDict()  # least recently used first
         self._retired: dict[AdapterKey, _Entry] = {}  # forgotten while requests hold them
 
     @property
@@ -49,19 +49,24 @@ class HostCache:
         """The adapters in memory, least recently used first; retired ones are left out."""
         return tuple(entry.handle for entry in self._current.values())
 
-    def has(self, adapter_id: int) -> bool:
+    def has(self, source: AdapterSource) -> bool:
         """Whether `take` would give a handle."""
-        entry = self._current.get(adapter_id)
+        entry = self._current.get(source)
         return entry is not None and not entry.draining
 
-    def take(self, adapter_id: int) -> AdapterHandle | None:
+    def take(self, source: AdapterSource) -> AdapterHandle | None:
         """The adapter with one more reference; None if it is absent or has to make room."""
-        if not self.has(adapter_id):
+        if not self.has(source):
             return None
-        entry = self._current[adapter_id]
-        self._current.move_to_end(adapter_id)
+        entry = self._current[source]
+        self._current.move_to_end(source)
         entry.references += 1
         return entry.handle
+
+    def peek(self, source: AdapterSource) -> AdapterHandle | None:
+        """The adapter if it is in memory, without a reference: to read its weights, not to run with it."""
+        entry = self._current.get(source)
+        return None if entry is None else entry.handle
 
     def admit(self, handle: AdapterHandle) -> bool:
         """Take in a freshly read adapter, evicting idle ones as needed; the handle for it comes from `take`.
@@ -70,19 +75,19 @@ class HostCache:
         those longest unused then drain, and the call is to be repeated after each release.
         """
         assert handle.host_bytes <= self.max_bytes, "the store refuses what can never fit"
-        assert handle.adapter_id not in self._current, "an adapter that is in memory is not read"
+        assert handle.source not in self._current, "an adapter that is in memory is not read"
         entry = self._retired.pop(handle.key, None)
         if entry is None:
             if not self._make_room(handle.host_bytes):
                 return False
             entry = _Entry(handle, handle.host_bytes)
-        self._current[handle.adapter_id] = entry
+        self._current[handle.source] = entry
         self.stop_draining()
         return True
 
     def release(self, handle: AdapterHandle) -> None:
         """Give back one reference."""
-        entry = self._current.get(handle.adapter_id)
+        entry = self._current.get(handle.source)
         if entry is None or entry.handle is not handle:
             entry = self._retired.get(handle.key)
         assert entry is not None and entry.references > 0, (
@@ -92,14 +97,15 @@ class HostCache:
         if entry.references == 0:
             self._retired.pop(handle.key, None)
             if entry.draining:
-                self._evict(handle.adapter_id)
+                self._evict(handle.source)
 
     def forget(self, adapter_id: int) -> None:
-        """Give the adapter out no more; its memory is free once nobody holds it."""
-        entry = self._current.pop(adapter_id, None)
-        if entry is not None and entry.references:
-            entry.draining = False
-            self._retired[entry.handle.key] = entry
+        """Give the adapter, and combinations with it, out no more; their memory is free once nobody holds them."""
+        for source in [source for source in self._current if adapter_id in adapter_ids(source)]:
+            entry = self._current.pop(source)
+            if entry.references:
+                entry.draining = False
+                self._retired[entry.handle.key] = entry
 
     def stop_draining(self) -> None:
         """Nobody waits for room any more."""
@@ -107,10 +113,10 @@ class HostCache:
             entry.draining = False
 
     def _make_room(self, nbytes: int) -> bool:
-        for adapter_id in [adapter_id for adapter_id, entry in self._current.items() if not entry.references]:
+        for source in [source for source, entry in self._current.items() if not entry.references]:
             if self._fits(nbytes, self.num_adapters, self.nbytes):
                 return True
-            self._evict(adapter_id)
+            self._evict(source)
         count, used = self.num_adapters, self.nbytes
         if self._fits(nbytes, count, used):
             return True
@@ -126,8 +132,8 @@ class HostCache:
     def _fits(self, nbytes: int, count: int, used: int) -> bool:
         return used + nbytes <= self.max_bytes and (self.max_adapters is None or count < self.max_adapters)
 
-    def _evict(self, adapter_id: int) -> None:
-        del self._current[adapter_id]
+    def _evict(self, source: AdapterSource) -> None:
+        del self._current[source]
         self.num_evictions += 1
 
     def _entries(self) -> list[_Entry]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import torch
 
 from tensorrt_lora.adapters.adapter_error import AdapterProblems
+from tensorrt_lora.adapters.base_parameters import BaseParameters
 from tensorrt_lora.adapters.bound_module import BoundModule, FileTensor
 from tensorrt_lora.adapters.peft_config import PeftConfig
 from tensorrt_lora.adapters.peft_keys import PeftKey, TensorRole
@@ -34,11 +35,15 @@ _VOCABULARY = (LoraModuleType.EMBED_TOKENS, LoraModuleType.LM_HEAD)
 class ModuleBinder:
     """Binds modules one by one; `report` then adds what several of them have in common, once."""
 
-    def __init__(self, config: PeftConfig, max_rank: int, problems: AdapterProblems) -> None:
+    def __init__(
+        self, config: PeftConfig, max_rank: int, base_parameters: BaseParameters, problems: AdapterProblems
+    ) -> None:
         self._config = config
         self._max_rank = max_rank
+        self._base_parameters = base_parameters
         self._problems = problems
         self._shared: dict[str, list[str]] = defaultdict(list)  # offenders by what is wrong with them
+        self._dropped_biases: list[str] = []
         self.notes: list[str] = []
 
     def bind(
@@ -62,19 +67,25 @@ class ModuleBinder:
             magnitude=found.get(TensorRole.MAGNITUDE),
         )
         self._check_shapes(bound)
+        self._check_base_bias(bound)
         return bound
 
     def report(self) -> None:
-        """Add the problems that are the same for many tensors or modules."""
+        """Add what is the same for many tensors or modules."""
         for problem, offenders in self._shared.items():
             self._problems.add(f"{problem}: {', '.join(offenders)}")
+        if self._dropped_biases:
+            self.notes.append(
+                f"bias={self._config.bias!r}, but the file holds no bias of {len(self._dropped_biases)} modules, like "
+                f"{self._dropped_biases[0]}; they keep the base's (PEFT up to 0.19 lost trained ones when it saved)"
+            )
 
     def _has_pair(self, module: str, parts: ModuleParts, pair: tuple[TensorRole, TensorRole]) -> bool:
         others = _LINEAR_PAIR if pair is _EMBEDDING_PAIR else _EMBEDDING_PAIR
         for role in others:
             if role in parts:
                 self._problems.add(
-                    f"tensor {parts[role].key}: {module} takes {pair[0].label} and {pair[1].label}; rename or save again"
+                    f"tensor {parts[role].key}: {module} takes {pair[0].label} and {pair[1].label}; save it again"
                 )
         if any(role in parts for role in others):
             return False
@@ -95,8 +106,8 @@ class ModuleBinder:
                 self._shared[f"{flag}=true, but {role.label} is missing for; save the adapter again"].append(module)
             elif role in parts and not is_set:
                 self._shared[
-                    f"adapter_config.json has {flag}=false, but the file holds {role.label} tensors; set {flag} to true "
-                    "or remove them"
+                    f"adapter_config.json has {flag}=false, but the file holds {role.label} tensors; set it to true or "
+                    "remove them"
                 ].append(parts[role].key)
         bias = parts.get(TensorRole.BASE_BIAS)
         if bias is not None and (config.bias == "none" or (config.bias == "lora_only" and not has_pair)):
@@ -105,6 +116,16 @@ class ModuleBinder:
                 f"adapter_config.json has bias={config.bias!r}, but the file holds trained biases of the base layers; "
                 f"set bias to {wanted} or remove them"
             ].append(bias.key)
+
+    def _check_base_bias(self, bound: BoundModule) -> None:
+        have_bias = {self._base_parameters.has_bias(site) for site in bound.sites}
+        if bound.base_bias is not None and False in have_bias:
+            self._shared[
+                "the file holds trained biases of layers that have none in this model; serve the base that the adapter "
+                "was trained on"
+            ].append(bound.base_bias.key)
+        elif bound.base_bias is None and self._config.bias != "none" and True in have_bias:
+            self._dropped_biases.append(bound.module)
 
     def _check_shapes(self, bound: BoundModule) -> None:
         width, height = bound.sites[0].in_features, sum(site.out_features for site in bound.sites)

@@ -7,7 +7,7 @@ both. So patterns have a length, and all matches of one adapter share a budget o
 import time
 from functools import lru_cache
 
-import regex
+import regex  # type: ignore[import-untyped]
 
 MAX_PATTERN_LENGTH = 10_000
 MAX_PATTERNS = 10_000

@@ -6,6 +6,7 @@ Called by `AdapterReader`. Owns the order of the steps; each step is a class of 
 from pathlib import Path
 
 from tensorrt_lora.adapters.adapter_error import AdapterProblems
+from tensorrt_lora.adapters.base_parameters import BaseParameters
 from tensorrt_lora.adapters.bound_checkpoint import BoundCheckpoint, ModelSites
 from tensorrt_lora.adapters.peft_config_parser import PeftConfigParser
 from tensorrt_lora.adapters.peft_files import PeftFilesReader
@@ -22,5 +23,6 @@ def bind_peft_checkpoint(directory: Path, model: ModelSites, problems: AdapterPr
     files = PeftFilesReader(directory, problems).read()
     config = PeftConfigParser(files.config, problems).parse()
     index = SiteIndex(model.sites, model.lora_config)
-    binder = SiteBinder(index, config, model.lora_config.max_lora_rank, problems, model.base_weights)
+    base_parameters = BaseParameters(model.base_parameters)
+    binder = SiteBinder(index, config, model.lora_config.max_lora_rank, problems, base_parameters)
     return BoundCheckpoint(files.version, files.tensors, binder.bind(files.tensors), config.base_model)

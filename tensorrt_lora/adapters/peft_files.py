@@ -4,10 +4,7 @@ Owns which files hold an adapter, reading them whole, and the digest of what was
 `read_peft_checkpoint`. Knows the containers (JSON, safetensors, pickle), not what their contents mean.
 """
 
-import hashlib
-import io
 import json
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +12,27 @@ from pathlib import Path
 import torch
 
 from tensorrt_lora.adapters.adapter_error import AdapterProblems
+from tensorrt_lora.adapters.file_digest import FileDigest
 from tensorrt_lora.adapters.safetensors_buffer import view_safetensors
+from tensorrt_lora.adapters.tensor_pickle import load_tensor_pickle
 
 CONFIG_NAME = "adapter_config.json"
 SAFETENSORS_NAME = "adapter_model.safetensors"
 INDEX_NAME = "adapter_model.safetensors.index.json"
 PICKLE_NAME = "adapter_model.bin"
 _SHARD = re.compile(r"adapter_model-(\d{5})-of-(\d{5})\.safetensors")
-_MLX_NAME = "adapters.safetensors"
+_MAX_JSON_BYTES = 16 * 2**20
+# What the files of other programs are called, for the message when there are none of PEFT's.
+_FOREIGN_FILES = (
+    ("adapters.safetensors", "MLX's format: convert it to PEFT's"),
+    ("lora.safetensors", "mistral-finetune's format: convert it to PEFT's"),
+    ("adapter_*.pt", "torchtune's format: export the adapter to PEFT's"),
+    ("*.gguf", "llama.cpp's format: give the PEFT adapter that it was made from"),
+    ("*.nemo", "NeMo's format: set lora_ckpt_source='nemo'"),
+    ("model*.safetensors", "a whole model: give the directory of the adapter"),
+    ("pytorch_model*.bin", "a whole model: give the directory of the adapter"),
+    ("checkpoint-*", "a checkpoint of the training: give that directory"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +50,7 @@ class PeftFilesReader:
     def __init__(self, directory: Path, problems: AdapterProblems) -> None:
         self._directory = directory
         self._problems = problems
-        self._digest = hashlib.blake2b(digest_size=16)
+        self._digest = FileDigest(directory, problems)
         self._indexed: dict[str, str] = {}  # file by tensor, where there is an index
 
     def read(self) -> PeftFiles:
@@ -53,7 +63,10 @@ class PeftFilesReader:
     def _read(self) -> PeftFiles:
         if not self._directory.is_dir():
             what = "is not a directory" if self._directory.exists() else "does not exist"
-            self._problems.fail(f"the path {what}; give the directory that PEFT's save_pretrained wrote")
+            hint = "; for a .nemo archive set lora_ckpt_source='nemo'" if self._directory.suffix == ".nemo" else ""
+            self._problems.fail(f"the path {what}; give the directory that PEFT's save_pretrained wrote{hint}")
+        if not (self._directory / CONFIG_NAME).exists() and (hint := self._foreign_hint()):
+            self._problems.fail(f"{CONFIG_NAME} is not there{hint}")
         config = self._read_json(CONFIG_NAME)
         tensors: dict[str, torch.Tensor] = {}
         for name in self._weight_files():
@@ -82,10 +95,7 @@ class PeftFilesReader:
             return self._numbered_shards(shards)
         if (self._directory / PICKLE_NAME).exists():
             return [PICKLE_NAME]
-        hint = ""
-        if (self._directory / _MLX_NAME).exists():
-            hint = f"; {_MLX_NAME} is MLX's format: convert it to PEFT's"
-        self._problems.fail(f"found neither {SAFETENSORS_NAME} nor {PICKLE_NAME}{hint}")
+        self._problems.fail(f"found neither {SAFETENSORS_NAME} nor {PICKLE_NAME}{self._foreign_hint()}")
 
     def _indexed_shards(self) -> list[str]:
         weight_map = self._read_json(INDEX_NAME).get("weight_map")
@@ -107,25 +117,15 @@ class PeftFilesReader:
             self._problems.fail(f"shards do not add up: missing {missing}, unexpected {extra}; copy all of one save")
         return names
 
-    def _read_bytes(self, name: str) -> torch.Tensor:
-        """The whole file, [bytes] uint8, read and hashed without holding the interpreter lock."""
-        path = self._directory / name
-        if not path.is_file():
-            self._problems.fail(f"{name} is not there or not a file")
-        with path.open("rb", buffering=0) as file:
-            data = torch.empty(os.fstat(file.fileno()).st_size, dtype=torch.uint8)
-            view = data.numpy().data
-            done = 0
-            while done < len(view) and (count := file.readinto(view[done:])):
-                done += count
-        if done < len(view):
-            self._problems.fail(f"{name} became shorter while it was read; try again when it is written")
-        self._digest.update(f"{name}\0{len(view)}\0".encode())
-        self._digest.update(view)
-        return data
+    def _foreign_hint(self) -> str:
+        for pattern, hint in _FOREIGN_FILES:
+            found = sorted(self._directory.glob(pattern))
+            if found:
+                return f"; {found[0].name} is {hint}"
+        return ""
 
     def _read_json(self, name: str) -> dict[str, object]:
-        data = self._read_bytes(name).numpy().tobytes()
+        data = self._digest.read(name, max_bytes=_MAX_JSON_BYTES).numpy().tobytes()
         try:
             content = json.loads(data)
         except (ValueError, RecursionError) as error:
@@ -135,29 +135,11 @@ class PeftFilesReader:
         return content
 
     def _read_safetensors(self, name: str) -> dict[str, torch.Tensor]:
-        data = self._read_bytes(name)
+        data = self._digest.read(name)
         try:
             return view_safetensors(data)
         except ValueError as error:
             self._problems.fail(f"{name} is truncated or not a safetensors file ({error}); copy or save it again")
 
     def _read_pickle(self, name: str) -> dict[str, torch.Tensor]:
-        data = self._read_bytes(name).numpy().tobytes()
-        try:
-            content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-        except Exception as error:
-            # A damaged pickle can raise anything, and all of it means the same.
-            reason = str(error).strip().partition("\n")[0]
-            self._problems.fail(
-                f"{name} is truncated or holds more than tensors ({type(error).__name__}: {reason}); "
-                f"save the adapter as {SAFETENSORS_NAME}"
-            )
-        if not isinstance(content, dict):
-            self._problems.fail(f"{name} must hold a dict of tensors, got {type(content).__name__}")
-        for key, value in content.items():
-            is_dense = isinstance(value, torch.Tensor) and value.layout == torch.strided
-            if not (isinstance(key, str) and is_dense):
-                kind = type(value).__name__
-                self._problems.add(f"{name}: entry {key!r} is {kind}, not a dense tensor; save LoRA tensors only")
-        self._problems.check()
-        return content
+        return load_tensor_pickle(self._digest.read(name), name, self._problems)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 
 from tensorrt_lora.adapters.adapter_error import AdapterProblems
-from tensorrt_lora.adapters.base_weights import BaseCopyChecker
+from tensorrt_lora.adapters.base_parameters import BaseParameters
 from tensorrt_lora.adapters.bound_module import Binding, BoundModule
 from tensorrt_lora.adapters.foreign_names import explain_format, explain_other
 from tensorrt_lora.adapters.module_binder import ModuleBinder, ModuleParts
@@ -27,7 +27,7 @@ class SiteBinder:
 
     Args:
         index: the model's sites.
-        base_weights: the model's embedding and head by leaf name, to know copies of them (`find_base_weights`).
+        base_parameters: the model's own.
     """
 
     def __init__(
@@ -36,13 +36,13 @@ class SiteBinder:
         config: PeftConfig,
         max_rank: int,
         problems: AdapterProblems,
-        base_weights: Mapping[str, torch.Tensor] | None = None,
+        base_parameters: BaseParameters,
     ) -> None:
         self._index = index
         self._config = config
         self._problems = problems
-        self._modules = ModuleBinder(config, max_rank, problems)
-        self._base_copies = BaseCopyChecker(base_weights or {})
+        self._modules = ModuleBinder(config, max_rank, base_parameters, problems)
+        self._base_parameters = base_parameters
         self._notes: list[str] = []
         self._renamed: list[PeftKey] = []
 
@@ -96,14 +96,13 @@ class SiteBinder:
 
     def _check_copies(self, copies: list[PeftKey], tensors: Mapping[str, torch.Tensor]) -> None:
         for key in copies:
-            leaf = key.module.rpartition(".")[2]
-            problem = self._base_copies.problem(key.key, leaf, tensors[key.key])
+            problem = self._base_parameters.copy_problem(key.key, key.path, tensors[key.key])
             if problem is not None:
                 self._problems.add(problem)
-            elif self._base_copies.can_compare(leaf):
-                self._notes.append(f"ignored {key.key}, a copy of the model's own {leaf}")
+            elif self._base_parameters.can_compare(key.path):
+                self._notes.append(f"ignored {key.key}, a copy of the model's own")
             else:
-                self._notes.append(f"ignored {key.key}; it must be a copy of the model's {leaf}, which was not compared")
+                self._notes.append(f"ignored {key.key}, taken for a copy of the model's own without comparing them")
 
     def _group(self, keys: list[PeftKey]) -> dict[str, dict[TensorRole, PeftKey]]:
         """The tensors of each module, by the module's path."""
@@ -146,9 +145,10 @@ class SiteBinder:
         owners: dict[str, str] = {}
         for bound in modules:
             for site in bound.sites:
-                owner = owners.setdefault(site.hf_name, bound.tensors[0].key)
-                if owner != bound.tensors[0].key:
-                    self._problems.add(f"tensors {owner} and {bound.tensors[0].key} both adapt {site.hf_name}; keep one")
+                key = bound.tensors[0].key
+                owner = owners.setdefault(site.hf_name, key)
+                if owner != key:
+                    self._problems.add(f"tensors {owner} and {key} both adapt {site.hf_name}; keep one")
 
     def _check_tied(self, modules: list[BoundModule]) -> None:
         """PEFT keeps one pair for both, so a file with two different ones is no file of PEFT's."""
@@ -163,7 +163,7 @@ class SiteBinder:
                 )
 
     def _note_names(self, trained: set[str], modules: list[BoundModule]) -> None:
-        """Other spellings, and targets without tensors: PEFT leaves those at zero. So it is here, and the log says so."""
+        """Names in other spellings, and targets without tensors, which stay at zero as in PEFT; the log says so."""
         if self._renamed:
             spelling = self._renamed[0].key
             self._notes.append(f"read {len(self._renamed)} names in another spelling than PEFT's, like {spelling}")

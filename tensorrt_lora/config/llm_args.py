@@ -16,6 +16,7 @@ from tensorrt_lora.config.cuda_graph_config import CudaGraphConfig
 from tensorrt_lora.config.kv_cache_config import KvCacheConfig
 from tensorrt_lora.config.lora_config import LoraConfig
 from tensorrt_lora.config.peft_cache_config import PeftCacheConfig
+from tensorrt_lora.config.quant_config import QuantConfig
 from tensorrt_lora.config.scheduler_config import SchedulerConfig
 from tensorrt_lora.config.strict_base_model import StrictBaseModel
 
@@ -86,6 +87,10 @@ class TorchLlmArgs(StrictBaseModel):
     lora_config: LoraConfig | None = Field(
         default=None, description="LoRA; None serves the base model alone."
     )
+    quant_config: QuantConfig | None = Field(
+        default=None,
+        description="Quantise the projections of an unquantised model as it is loaded; None leaves it as it is.",
+    )
     load_format: Literal["auto", "dummy"] = Field(
         default="auto",
         description="Where weights come from: the checkpoint, or random values made from its config alone.",
@@ -131,6 +136,16 @@ class TorchLlmArgs(StrictBaseModel):
         if self.attn_backend == "FLASHINFER" and self.dtype == "float32":
             raise ValueError(
                 "attn_backend=FLASHINFER has no float32: use dtype=bfloat16, or attn_backend=VANILLA"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_quantization(self) -> "TorchLlmArgs":
+        static = self.quant_config is not None and self.quant_config.quant_algo == "FP8_STATIC"
+        if static and self.load_format != "dummy":
+            raise ValueError(
+                "quant_config.quant_algo=FP8_STATIC needs calibrated activation scales, which a checkpoint that is not "
+                "quantised does not have: use FP8_PER_TENSOR, or a checkpoint quantised with static activations"
             )
         return self
 

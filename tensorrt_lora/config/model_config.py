@@ -5,11 +5,15 @@ nothing else reads an HF config's fields. Must not know weights or devices.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from transformers import AutoConfig, PretrainedConfig
+
+from tensorrt_lora.config.model_quantization import ModelQuantization
+from tensorrt_lora.config.quant_config import QuantConfig
+from tensorrt_lora.config.quantization_reader import read_quantization
 
 # The names that HF configs leave out of `architectures` when they are made in memory.
 _ARCHITECTURE_OF_MODEL_TYPE: dict[str, str] = {
@@ -51,6 +55,7 @@ class ModelConfig:
     hidden_act: str
     sliding_window: int | None
     eos_token_ids: tuple[int, ...]
+    quantization: ModelQuantization | None
 
     @property
     def torch_dtype(self) -> torch.dtype | None:
@@ -69,11 +74,9 @@ class ModelConfig:
 
         The end tokens of `model_dir`'s generation_config.json, where there is one, are added to the config's.
 
-        Raises ValueError for an architecture that is not served, a quantised checkpoint, or head counts that
-        do not divide.
+        Raises ValueError for an architecture or a quantisation that is not served, or head counts that do not divide.
         """
         architecture = _architecture(hf_config)
-        _check_not_quantized(hf_config)
         num_heads = hf_config.num_attention_heads
         num_kv_heads = getattr(hf_config, "num_key_value_heads", None) or num_heads
         if num_heads % num_kv_heads:
@@ -105,7 +108,21 @@ class ModelConfig:
             hidden_act=hf_config.hidden_act,
             sliding_window=_sliding_window(hf_config),
             eos_token_ids=_eos_token_ids(hf_config, model_dir),
+            quantization=read_quantization(_quantization_fields(hf_config), model_dir),
         )
+
+    def with_quant_config(self, quant_config: QuantConfig | None) -> "ModelConfig":
+        """This config with weights quantised as they are loaded; None changes nothing.
+
+        Raises ValueError when the checkpoint is quantised already.
+        """
+        if quant_config is None:
+            return self
+        if self.quantization is not None:
+            raise ValueError(
+                f"the checkpoint is already quantised ({self.quantization.quant_algo}): leave quant_config out"
+            )
+        return replace(self, quantization=ModelQuantization.from_quant_config(quant_config))
 
     @classmethod
     def from_pretrained(cls, model: str) -> "ModelConfig":
@@ -138,15 +155,10 @@ def _architecture(hf_config: PretrainedConfig) -> str:
     )
 
 
-def _check_not_quantized(hf_config: PretrainedConfig) -> None:
+def _quantization_fields(hf_config: PretrainedConfig) -> dict[str, object] | None:
+    """`quantization_config`, a dict in a config that was read from a file, an object in one made in memory."""
     quantization = getattr(hf_config, "quantization_config", None)
-    if quantization is not None:
-        method = (
-            quantization.get("quant_method") if isinstance(quantization, dict) else quantization.quant_method
-        )
-        raise ValueError(
-            f"the checkpoint is quantised ({method}), which is not served yet: use one in bfloat16 or float32"
-        )
+    return quantization if quantization is None or isinstance(quantization, dict) else quantization.to_dict()
 
 
 def _rope_parameters(hf_config: PretrainedConfig) -> dict[str, object]:

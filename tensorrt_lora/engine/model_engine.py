@@ -91,9 +91,18 @@ class PyTorchModelEngine:
         return self._select_logits(hidden, chunks, scheduled.generation)
 
     @torch.inference_mode()
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[n, H] -> [n, vocab] float32."""
-        return self._model.compute_logits(hidden)
+    def compute_logits(
+        self, hidden: torch.Tensor, adapters: list[AdapterHandle | None], num_rows: list[int]
+    ) -> torch.Tensor:
+        """[n, H] -> [n, vocab] float32, where `num_rows` says how many rows each request has, in order.
+
+        Call after the step's forward: where the head can be adapted, its rows take the place of the step's tokens in the
+        LoRA metadata.
+        """
+        lora_params = None
+        if self._lora_manager is not None and self._lora_manager.adapts_head:
+            lora_params = self._prepare_lora(adapters, num_rows)
+        return self._model.compute_logits(hidden, lora_params)
 
     @torch.inference_mode()
     def clear_kv_pages(self, page_ids: list[int]) -> None:
@@ -126,6 +135,7 @@ class PyTorchModelEngine:
     ) -> StepOutput:
         """Logits after the newest token of every request that has all its tokens computed; rows of prompts as they are."""
         rows: list[int] = []
+        sampled = [chunk.request for chunk in chunks if chunk.is_last] + generation
         prompt_rows = []
         end = 0
         for chunk in chunks:
@@ -137,7 +147,8 @@ class PyTorchModelEngine:
                 first = end - chunk.stop + positions.start
                 prompt_rows.append(PromptRows(chunk.request, positions, hidden[first : first + len(positions)]))
         rows += range(end, end + len(generation))
-        logits = self._model.compute_logits(hidden[torch.tensor(rows, dtype=torch.int64, device=hidden.device)])
+        newest = hidden[torch.tensor(rows, dtype=torch.int64, device=hidden.device)]
+        logits = self.compute_logits(newest, [request.adapter for request in sampled], [1] * len(sampled))
         return StepOutput(logits, prompt_rows)
 
     # Captured decode steps
@@ -189,8 +200,9 @@ class PyTorchModelEngine:
         """The forward to capture: logits [batch_size, vocab] of what is in the static inputs."""
         input_ids, position_ids = self._inputs.views(key.batch_size)
         metadata = self._graph_metadata[key.batch_size]
-        hidden = self._model(input_ids, position_ids, metadata, self._graph_lora_params[key])
-        return self._model.compute_logits(hidden)
+        lora_params = self._graph_lora_params[key]
+        hidden = self._model(input_ids, position_ids, metadata, lora_params)
+        return self._model.compute_logits(hidden, lora_params)
 
     def _write_decode_batch(self, batch: AttentionBatch, input_ids: np.ndarray) -> None:
         self._inputs.write(input_ids, _positions(batch))

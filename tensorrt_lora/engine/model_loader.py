@@ -18,7 +18,7 @@ from tensorrt_lora.engine.kv_cache_sizing import num_kv_pages
 from tensorrt_lora.lora.cuda_graph_lora_manager import CudaGraphLoraManager
 from tensorrt_lora.lora.lora_site import find_lora_sites
 from tensorrt_lora.models.auto_model import create_model
-from tensorrt_lora.models.checkpoint_loader import load_dummy_weights, load_weights
+from tensorrt_lora.models.checkpoint_loader import checkpoint_targets, load_dummy_weights, load_weights
 from tensorrt_lora.models.gguf import resolve_checkpoint
 from tensorrt_lora.models.modeling_decoder import DecoderModelForCausalLM
 from tensorrt_lora.utils.device import flashinfer_available, free_memory, resolve_device, resolve_dtype
@@ -68,6 +68,7 @@ def load_model(args: TorchLlmArgs, *, progress: bool) -> LoadedModel:
         lora_manager = CudaGraphLoraManager(
             model,
             lora_config,
+            base_parameters=checkpoint_targets(model, with_shared=True),
             cache_bytes=int(free_memory(device) * args.peft_cache_config.device_cache_percent),
             max_num_tokens=args.max_num_tokens,
             dtype=dtype,

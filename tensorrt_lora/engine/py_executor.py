@@ -209,8 +209,9 @@ class PyExecutor:
         for rows in output.prompt_rows:
             for offset in range(0, len(rows.positions), _PROMPT_LOGITS_AT_ONCE):
                 block = slice(offset, offset + _PROMPT_LOGITS_AT_ONCE)
-                logits = self._engine.compute_logits(rows.hidden[block])
-                error = extend_prompt_logprobs(rows.request, rows.positions[block], logits)
+                positions = rows.positions[block]
+                logits = self._engine.compute_logits(rows.hidden[block], [rows.request.adapter], [len(positions)])
+                error = extend_prompt_logprobs(rows.request, positions, logits)
                 if error is not None:
                     self._fail(rows.request, error)
                     break

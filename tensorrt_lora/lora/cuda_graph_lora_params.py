@@ -19,7 +19,7 @@ from tensorrt_lora.kernels.lora_batch import (
 )
 from tensorrt_lora.lora.adapter_slot_manager import Slot
 from tensorrt_lora.lora.adapter_weights import AdapterWeights, SiteKey
-from tensorrt_lora.lora.extra_rows_builder import ExtraRows
+from tensorrt_lora.lora.extra_rows import ExtraRows
 from tensorrt_lora.lora.lora_layer_key import LoraLayerKey, LoraLayerShape
 
 

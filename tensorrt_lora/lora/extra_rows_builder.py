@@ -4,7 +4,6 @@ Called by `CudaGraphLoraManager` when an adapter gets a slot. The adapter's own 
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
@@ -13,17 +12,10 @@ from torch import Tensor
 from tensorrt_lora.kernels.lora_batch import BIAS_ROW, GAIN_ROW
 from tensorrt_lora.lora.adapter_weights import AdapterWeights, LoraModuleWeights, SiteKey
 from tensorrt_lora.lora.dora import dora_gain
+from tensorrt_lora.lora.extra_rows import ExtraRows
 from tensorrt_lora.lora.lora_site import LoraSite
 from tensorrt_lora.lora.module_types import LoraModuleType
 from tensorrt_lora.utils.device import pin_memory_available
-
-
-@dataclass(frozen=True, slots=True)
-class ExtraRows:
-    """Bias and gain rows of one module, as the slot tables take them."""
-
-    flags: int  # which there are, see `LoraTables.extras`
-    rows: Tensor  # [number of flags, out], model dtype
 
 
 class ExtraRowsBuilder:

@@ -91,16 +91,16 @@ def load_dummy_weights(model: nn.Module, seed: int) -> None:
                 parameter.normal_(1.0, 0.05, generator=generator)
 
 
-def checkpoint_targets(model: nn.Module) -> dict[str, torch.Tensor]:
+def checkpoint_targets(model: nn.Module, *, with_shared: bool = False) -> dict[str, torch.Tensor]:
     """Where each tensor of a Hugging Face checkpoint goes: a parameter, or rows of a fused one, by name.
 
-    A parameter that two modules share appears once, under the name of the first.
+    A parameter that two modules share appears once, under the name of the first, or with `with_shared` under both.
     """
     targets: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
     for path, module in model.named_modules():
         for leaf, parameter in module.named_parameters(recurse=False):
-            if id(parameter) in seen:
+            if id(parameter) in seen and not with_shared:
                 continue
             seen.add(id(parameter))
             if isinstance(module, Linear) and module.checkpoint_parts:

@@ -91,7 +91,7 @@ class DecoderModel(nn.Module):
         lora_params: LoraParams | None,
     ) -> torch.Tensor:
         """[T] ids and positions -> [T, hidden]."""
-        hidden_states = self.embed_tokens(input_ids)
+        hidden_states = self.embed_tokens(input_ids, lora_params)
         residual = None
         for layer in self.layers:
             hidden_states, residual = layer(position_ids, hidden_states, residual, attn_metadata, lora_params)
@@ -180,6 +180,6 @@ class DecoderModelForCausalLM(nn.Module):
         """Token ids [T] at positions [T] -> hidden states [T, hidden], ready for `compute_logits`."""
         return self.model(input_ids, position_ids, attn_metadata, lora_params)
 
-    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """[n, hidden] -> [n, vocab] float32."""
-        return self.lm_head(hidden_states).float()
+    def compute_logits(self, hidden_states: torch.Tensor, lora_params: LoraParams | None) -> torch.Tensor:
+        """[n, hidden] -> [n, vocab] float32. `lora_params` is prepared for these n rows; None means no LoRA on the head."""
+        return self.lm_head(hidden_states, lora_params).float()

@@ -8,10 +8,11 @@ import torch
 from transformers import PreTrainedModel
 
 from tensorrt_lora.adapters.adapter_error import AdapterError
-from tensorrt_lora.adapters.peft_checkpoint import read_peft_checkpoint
+from tensorrt_lora.adapters.adapter_reader import AdapterReader
 from tensorrt_lora.config.lora_config import LoraConfig
 from tensorrt_lora.lora.adapter_weights import AdapterWeights
 from tensorrt_lora.lora.lora_site import LoraSite
+from tensorrt_lora.lora_request import LoRARequest
 from tests.support.tiny_adapters import find_sites
 from tests.support.tiny_models import make_tiny_model
 
@@ -38,10 +39,10 @@ def read(sites: dict[str, LoraSite]) -> Read:
         lora_config: LoraConfig | None = None,
         dtype: torch.dtype = torch.float32,
         of: dict[str, LoraSite] | None = None,
+        parameters: dict[str, torch.Tensor] | None = None,
     ) -> AdapterWeights:
-        return read_peft_checkpoint(
-            "a1", str(directory), sites=of or sites, lora_config=lora_config or LoraConfig(), dtype=dtype
-        )
+        reader = AdapterReader(of or sites, lora_config or LoraConfig(), dtype, base_parameters=parameters or {})
+        return reader.read(LoRARequest("a1", 1, str(directory)))
 
     return read
 
@@ -50,9 +51,9 @@ def read(sites: dict[str, LoraSite]) -> Read:
 def refuse(read: Read) -> Callable[..., str]:
     """Read an adapter that must be refused; returns the message, which has to name the adapter first."""
 
-    def refuse(directory: Path, *arguments: object) -> str:
+    def refuse(directory: Path, *arguments: object, **named: object) -> str:
         with pytest.raises(AdapterError) as caught:
-            read(directory, *arguments)
+            read(directory, *arguments, **named)
         message = str(caught.value)
         assert message.startswith(f"adapter 'a1' ({directory}): ")
         return message

@@ -29,6 +29,12 @@ _MALFORMED = {
         "need target_modules to be a list",
     ),
     "layers pattern alone": ({"layers_pattern": "layers"}, "layers_pattern needs layers_to_transform"),
+    "bias is another word": ({"bias": "some"}, "bias='some': must be 'none', 'lora_only' or 'all'"),
+    "dora is a number": ({"use_dora": 1}, "use_dora=1: must be true or false"),
+    "dora with a bias": ({"use_dora": True, "lora_bias": True}, "use_dora and lora_bias exclude each other"),
+    "pattern is too long": ({"target_modules": "q" * 10_001}, "must be at most 10000 characters long, it has 10001"),
+    "too many patterns": ({"rank_pattern": {str(i): 1 for i in range(10_001)}}, "rank_pattern has 10001 entries"),
+    "too many targets": ({"target_modules": ["q_proj"] * 10_001}, "target_modules has 10001 entries"),
     "layers pattern is no regex": (
         {"layers_pattern": "layers[", "layers_to_transform": [1]},
         "layers_pattern='layers[': must be a regular expression",
@@ -37,7 +43,10 @@ _MALFORMED = {
 
 
 def _parse(fields: dict[str, object]) -> PeftConfig:
-    return PeftConfigParser(config_fields(4, ["q_proj"], **fields), AdapterProblems("a1", "/a1")).parse()
+    problems = AdapterProblems("a1", "/a1")
+    config = PeftConfigParser(config_fields(4, ["q_proj"], **fields), problems).parse()
+    problems.check()
+    return config
 
 
 @pytest.mark.parametrize(("fields", "message"), _MALFORMED.values(), ids=_MALFORMED)
@@ -50,14 +59,28 @@ def test_a_malformed_field_is_refused_by_name(fields, message):
 
 def test_every_wrong_field_is_listed():
     with pytest.raises(AdapterError) as caught:
-        _parse({"r": -1, "use_dora": True, "use_rslora": "yes", "bias": "all"})
-    assert str(caught.value).startswith("adapter 'a1' (/a1): 4 problems\n  - adapter_config.json: bias='all'")
+        _parse({"r": -1, "use_qalora": True, "use_rslora": "yes", "task_type": "SEQ_CLS"})
+    assert str(caught.value).startswith("adapter 'a1' (/a1): 4 problems\n  - adapter_config.json: task_type='SEQ_CLS'")
     assert [problem.split(" ")[1].partition("=")[0] for problem in caught.value.problems] == [
-        "bias",
-        "use_dora",
+        "task_type",
+        "use_qalora",
         "r",
         "use_rslora",
     ]
+
+
+def test_what_is_not_served_is_left_for_the_caller_to_raise_with_the_tensors():
+    problems = AdapterProblems("a1", "/a1")
+    config = PeftConfigParser(config_fields(4, ["q_proj"], modules_to_save=["lm_head"]), problems).parse()
+    assert config.r == 4
+    with pytest.raises(AdapterError, match="modules_to_save"):
+        problems.check()
+
+
+def test_a_configuration_of_another_method_is_not_read_further():
+    with pytest.raises(AdapterError) as caught:
+        _parse({"peft_type": "IA3", "r": None})
+    assert len(caught.value.problems) == 1
 
 
 def test_values_are_read():
@@ -69,9 +92,14 @@ def test_values_are_read():
             "layers_pattern": "h",
             "rank_pattern": {"b": 2, "a": 1},
             "base_model_name_or_path": "no/such",
+            "use_dora": True,
+            "bias": "lora_only",
+            "ensure_weight_tying": None,
         }
     )
     assert (config.r, config.lora_alpha, config.use_rslora) == (4, 0.5, False)
     assert (config.layers_to_transform, config.layers_pattern) == ((3,), ("h",))
     assert list(config.rank_pattern) == ["b", "a"]  # the file's order decides which pattern wins
     assert config.base_model == "no/such"
+    assert (config.use_dora, config.lora_bias, config.bias) == (True, False, "lora_only")
+    assert not config.ensure_weight_tying

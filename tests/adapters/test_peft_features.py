@@ -11,17 +11,14 @@ from tests.support.tiny_adapters import config_fields
 _REFUSED = {
     "peft_type": ("ADALORA", "peft_type='ADALORA': only LORA adapters are served"),
     "task_type": ("SEQ_CLS", "task_type='SEQ_CLS': only causal language models are served"),
-    "bias": ("lora_only", "bias='lora_only': trained base biases are not served yet"),
     "init_lora_weights": ("pissa", "init_lora_weights='pissa': this start changes the base weights"),
-    "use_dora": (True, "use_dora=True: DoRA is not served yet"),
     "use_qalora": (True, "use_qalora=True: QALoRA is not served"),
     "use_bdlora": ({"nblocks": 2}, "use_bdlora={'nblocks': 2}: block-diagonal LoRA is not served"),
-    "lora_bias": (True, "lora_bias=True: a bias on lora_B is not served yet"),
-    "modules_to_save": (["lm_head"], "modules_to_save=['lm_head']: fully trained modules are not served yet"),
+    "modules_to_save": (["lm_head"], "modules_to_save=['lm_head']: fully trained modules are not served"),
     "trainable_token_indices": ([5, 9], "trainable_token_indices=[5, 9]: trained token embeddings"),
     "target_parameters": (
         ["mlp.experts.down_proj"],
-        "LoRA on bare parameters (MoE experts) is not served yet",
+        "LoRA on bare parameters (MoE experts) is not served",
     ),
     "layer_replication": ([[0, 2], [1, 2]], "layer_replication=[[0, 2], [1, 2]]: replicated layers"),
     "alora_invocation_tokens": (

@@ -1,6 +1,6 @@
 import pytest
 
-from tensorrt_lora.adapters.peft_keys import TensorRole, explain_other, parse_key, strip_containers
+from tensorrt_lora.adapters.peft_keys import MAX_KEY_LENGTH, TensorRole, parse_key, strip_containers
 
 _MODULE = "model.layers.0.self_attn.q_proj"
 _PATH = "layers.0.self_attn.q_proj"
@@ -73,29 +73,42 @@ def test_only_containers_at_the_start_are_stripped(name, path):
 
 
 @pytest.mark.parametrize(
-    ("key", "reason"),
+    ("end", "role", "adapter"),
     [
-        (f"base_model.model.{_MODULE}.lora_magnitude_vector", "DoRA is not served yet"),
-        (f"base_model.model.{_MODULE}.lora_magnitude_vector.default.weight", "DoRA is not served yet"),
-        (f"base_model.model.{_MODULE}.lora_B.bias", "a bias on lora_B is not served yet"),
-        (f"base_model.model.{_MODULE}.lora_B.default.bias", "a bias on lora_B is not served yet"),
-        ("base_model.model.model.embed_tokens.lora_embedding_A", "LoRA on embeddings is not served yet"),
-        (
-            "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta",
-            "trained token embeddings",
-        ),
-        (f"base_model.model.{_MODULE}.lora_E", "AdaLoRA is not served"),
-        ("layers.3.attn.q_proj.lora_a.weight", "this is torchtune's naming"),
-        ("layers.3.mlp.w1.lora_b.weight", "this is torchtune's naming"),
-        (f"{_MODULE}.lora_a", "this is MLX's naming"),
-        ("base_model.model.lm_head.weight", "fully trained modules are not served yet"),
-        ("base_model.model.score.weight", "fully trained modules are not served yet"),
-        ("base_model.model.lm_head.modules_to_save.weight", "fully trained modules are not served yet"),
-        ("base_model.model.model.layers.0.input_layernorm.weight", "trained norms are not served"),
-        (f"base_model.model.{_MODULE}.base_layer.bias", "trained base biases are not served yet"),
-        ("base_model.model.model.layers.0.foo.weight", "this is no LoRA tensor"),
+        ("lora_B.bias", TensorRole.LORA_BIAS, None),
+        ("lora_B.default.bias", TensorRole.LORA_BIAS, "default"),
+        ("lora_magnitude_vector", TensorRole.MAGNITUDE, None),
+        ("lora_magnitude_vector.weight", TensorRole.MAGNITUDE, None),
+        ("lora_magnitude_vector.default", TensorRole.MAGNITUDE, "default"),
+        ("lora_magnitude_vector.default.weight", TensorRole.MAGNITUDE, "default"),
+        ("base_layer.bias", TensorRole.BASE_BIAS, None),
+        ("bias", TensorRole.BASE_BIAS, None),
     ],
 )
-def test_a_stranger_is_explained(key, reason):
-    assert parse_key(key).role is TensorRole.OTHER
-    assert explain_other(key).startswith(reason)
+def test_what_a_module_has_besides_its_pair(end, role, adapter):
+    parsed = parse_key(f"base_model.model.{_MODULE}.{end}")
+    assert (parsed.module, parsed.path, parsed.role, parsed.adapter_name) == (_MODULE, _PATH, role, adapter)
+    assert parsed.is_plain == (adapter is None and not end.endswith("vector.weight"))
+    assert not parsed.is_lora
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "role"),
+    [
+        ("model.embed_tokens.lora_embedding_A", "model.embed_tokens", TensorRole.EMBEDDING_A),
+        ("model.embed_tokens.lora_embedding_B.default", "model.embed_tokens", TensorRole.EMBEDDING_B),
+        ("lm_head.lora_A.weight", "lm_head", TensorRole.LORA_A),
+        ("model.embed_tokens.base_layer.weight", "model.embed_tokens", TensorRole.BASE_WEIGHT),
+        ("model.embed_tokens.weight", "model.embed_tokens", TensorRole.BASE_WEIGHT),
+        ("lm_head.base_layer.weight", "lm_head", TensorRole.BASE_WEIGHT),
+        ("lm_head.weight", "lm_head", TensorRole.BASE_WEIGHT),
+        ("lm_head.modules_to_save.weight", "lm_head.modules_to_save", TensorRole.OTHER),
+    ],
+)
+def test_the_embedding_and_the_head(name, module, role):
+    parsed = parse_key(f"base_model.model.{name}")
+    assert (parsed.module, parsed.role) == (module, role)
+
+
+def test_a_name_of_many_megabytes_is_not_looked_at():
+    assert parse_key(f"{'a.' * MAX_KEY_LENGTH}lora_A.weight").role is TensorRole.OTHER

@@ -81,7 +81,7 @@ def test_a_layer_beyond_the_model(write, refuse, tensors):
 def test_lora_on_the_head(write, refuse, tensors):
     tensors |= lora_pair("lm_head", 4, 72, 272)
     message = refuse(write(target_modules=[*_LEAVES, "lm_head"]))
-    assert "lm_head.lora_B.weight: LoRA on lm_head is not served yet; leave it out of target_modules" in message
+    assert "lm_head.lora_B.weight: LoRA on lm_head is served where lora_target_modules names it; set" in message
 
 
 def test_a_module_that_the_engine_does_not_adapt(write, refuse):

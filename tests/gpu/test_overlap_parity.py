@@ -13,6 +13,7 @@ from torch import nn
 from transformers import LlamaConfig
 
 from tensorrt_lora.attention_backend import AttentionBatch, AttentionMetadata, get_attention_backend
+from tensorrt_lora.bench.kernel_trace import profile_kernels, stream_use
 from tensorrt_lora.config.lora_config import LoraConfig
 from tensorrt_lora.config.model_config import ModelConfig
 from tensorrt_lora.lora.cuda_graph_lora_manager import CudaGraphLoraManager
@@ -20,13 +21,13 @@ from tensorrt_lora.lora.layer import LoraLayer
 from tensorrt_lora.lora.lora_params import LoraParams
 from tensorrt_lora.lora.lora_plan import LoraPlan
 from tensorrt_lora.lora.module_types import LoraModuleType
+from tensorrt_lora.models.checkpoint_loader import checkpoint_targets
 from tensorrt_lora.modules.attention import Attention
 from tensorrt_lora.modules.gated_mlp import GatedMLP
 from tensorrt_lora.modules.linear import Linear
 from tensorrt_lora.modules.mlp import MLP
 from tensorrt_lora.modules.rotary_embedding import RotaryEmbedding
 from tensorrt_lora.utils.multi_stream_utils import with_multi_stream
-from tests.support.cuda_streams import profile_kernels, stream_use
 from tests.support.random_adapters import RandomAdapter, random_adapter
 
 pytestmark = pytest.mark.gpu
@@ -124,9 +125,11 @@ class Side:
             values = torch.randn(parameter.shape, generator=generator).bfloat16()
             scale = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.2
             parameter.data.copy_((values * scale).bfloat16() + (0 if parameter.dim() > 1 else 1))
+        blocks = nn.ModuleDict({"block": self.module})
         self.manager = CudaGraphLoraManager(
-            nn.ModuleDict({"block": self.module}),
+            blocks,
             LoraConfig(overlap_lora_and_base=self.overlap, max_lora_rank=33, max_loras=4),
+            base_parameters=checkpoint_targets(blocks),
             cache_bytes=1 << 30,
             max_num_tokens=ROWS,
             dtype=self.dtype,

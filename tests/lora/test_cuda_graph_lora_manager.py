@@ -14,9 +14,17 @@ from tensorrt_lora.lora.layer import LoraLayer
 from tensorrt_lora.lora.lora_plan import LoraPlan
 from tensorrt_lora.lora.lora_site import find_lora_sites
 from tensorrt_lora.lora.module_types import LoraModuleType
+from tensorrt_lora.modules.embedding import Embedding, LMHead
 
 HIDDEN, WIDE = 8, 12
 PAGE_BYTES = 2 * (2 * HIDDEN + 2 * WIDE) * 16 * 4  # two layers, two modules each, 16 rank rows, fp32
+
+
+BASE_PARAMETERS = {
+    f"layers.{layer_idx}.mlp.{leaf}.weight": torch.ones(WIDE, HIDDEN)
+    for layer_idx in (0, 1)
+    for leaf in ("gate_proj", "up_proj")
+}
 
 
 class Mlp(nn.Module):
@@ -59,10 +67,19 @@ def adapter(adapter_id: int, rank: int = 4, layer_idx: int = 1) -> Adapter:
     return Adapter(AdapterKey(adapter_id, "v1"), weights)
 
 
-def manager(cache_bytes: int = 1 << 20, **config: object) -> CudaGraphLoraManager:
+def make_embedding() -> Embedding:
+    return Embedding(vocab_size=32, hidden_size=HIDDEN, dtype=torch.float32, device=torch.device("cpu"))
+
+
+def make_head() -> LMHead:
+    return LMHead(vocab_size=32, hidden_size=HIDDEN, dtype=torch.float32, device=torch.device("cpu"))
+
+
+def manager(cache_bytes: int = 1 << 20, *, model: nn.Module | None = None, **config: object) -> CudaGraphLoraManager:
     return CudaGraphLoraManager(
-        Model(),
+        model or Model(),
         LoraConfig(**config),
+        base_parameters=BASE_PARAMETERS,
         cache_bytes=cache_bytes,
         max_num_tokens=32,
         dtype=torch.float32,
@@ -82,6 +99,19 @@ def test_lora_target_modules_narrow_the_sites():
     assert sorted(manager(lora_target_modules=["mlp_gate"]).sites) == ["layers.0.mlp.up_proj", "layers.1.mlp.up_proj"]
 
 
+def test_embedding_and_head_are_sites_only_where_they_are_named():
+    def sites_and_head(**config: object) -> tuple[set[str], bool]:
+        model = nn.ModuleDict({"layer": Mlp(0), "embed_tokens": make_embedding(), "lm_head": make_head()})
+        lora = manager(model=model, **config)
+        return set(lora.sites), lora.adapts_head
+
+    projections = {"layer.gate_proj", "layer.up_proj"}
+    assert sites_and_head() == (projections, False)
+    assert sites_and_head(lora_target_modules=["embed_tokens"]) == ({"embed_tokens"}, False)
+    named = {"lora_target_modules": ["mlp_gate_up", "embed_tokens", "lm_head"]}
+    assert sites_and_head(**named) == (projections | {"embed_tokens", "lm_head"}, True)
+
+
 def test_targets_that_the_model_lacks_are_refused_by_name():
     with pytest.raises(ValueError, match=r"lora_target_modules=\['attn_q'\] names no layer.*mlp_gate.*mlp_h_to_4h"):
         manager(lora_target_modules=["attn_q"])
@@ -94,8 +124,14 @@ def test_slot_count_and_byte_limit_both_bind(cache_bytes: int, pages: int):
 
 
 def test_a_cache_too_small_for_one_adapter_is_refused_with_both_numbers():
-    with pytest.raises(ValueError, match=rf"takes {2 * PAGE_BYTES} bytes.*may take {2 * PAGE_BYTES - 1}.*device_cache_percent"):
-        manager(2 * PAGE_BYTES - 1, max_lora_rank=32)
+    """A DoRA adapter of rank 32 has 34 rows."""
+    with pytest.raises(ValueError, match=rf"takes up to {3 * PAGE_BYTES} bytes.*may take {3 * PAGE_BYTES - 1}.*device_cache_percent"):
+        manager(3 * PAGE_BYTES - 1, max_lora_rank=32)
+
+
+def test_one_slot_has_room_for_the_extra_rows_of_the_largest_adapter():
+    assert manager(max_loras=1, max_lora_rank=32).slot_manager.num_pages == 3
+    assert manager(max_loras=4, max_lora_rank=32).slot_manager.num_pages == 8
 
 
 def test_rows_map_to_slots_and_padding_to_the_base():
@@ -115,6 +151,22 @@ def test_only_the_modules_an_adapter_touches_get_a_rank():
     slot = lora.slot_manager.slot_of(one.key)
     ranks = {key.layer_idx: tables.rank[:, slot].tolist() for key, tables in params.layer_info.items()}
     assert ranks == {0: [0, 0], 1: [0, 4]}
+
+
+def test_a_slot_takes_the_extra_rows_and_the_next_tenant_loses_them():
+    lora = manager(max_loras=1)
+    a, b = torch.randn(16, HIDDEN), torch.randn(16, WIDE)
+    module = LoraModuleWeights(a, b, 1.0, bias=torch.arange(float(WIDE)), magnitude=torch.ones(WIDE))
+    weights = AdapterWeights("dora", "v1", {(1, LoraModuleType.MLP_GATE): module})
+    assert weights.num_pages == 2  # 16 rank rows and two more
+    params = lora.prepare([Adapter(AdapterKey(1, "v1"), weights)], [1])["cuda_graph_params"]
+    tables = {key.layer_idx: tables for key, tables in params.layer_info.items()}
+    assert tables[0].extras.tolist() == [[0], [0]] and tables[1].extras.tolist() == [[0], [3]]
+    bias, gain = tables[1].extra_rows(0, 1)
+    assert torch.equal(bias, module.bias)
+    torch.testing.assert_close(gain, 1 / (torch.ones(WIDE, HIDDEN) + b.T @ a).norm(dim=1) - 1)
+    lora.prepare([adapter(2)], [1])
+    assert tables[1].extras.tolist() == [[0], [0]]
 
 
 def test_addresses_survive_a_change_of_adapters():

@@ -1,5 +1,7 @@
 """`LoraLayer.forward_with_base` on the CPU: its result, and when it would use a second stream."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,9 +11,11 @@ from tensorrt_lora.lora import layer as layer_module
 from tensorrt_lora.lora.adapter_slot_manager import Slot
 from tensorrt_lora.lora.adapter_weights import AdapterWeights, LoraModuleWeights
 from tensorrt_lora.lora.cuda_graph_lora_params import CudaGraphLoraParams
+from tensorrt_lora.lora.extra_rows_builder import ExtraRowsBuilder
 from tensorrt_lora.lora.layer import BaseProjection, LoraLayer
 from tensorrt_lora.lora.lora_params import LoraParams
 from tensorrt_lora.lora.lora_plan import LoraPlan
+from tensorrt_lora.lora.lora_site import LoraSite
 from tensorrt_lora.lora.module_types import LoraModuleType
 from tensorrt_lora.utils.multi_stream_utils import with_multi_stream
 
@@ -40,7 +44,12 @@ def adapter(ranks: dict[LoraModuleType, int], seed: int) -> AdapterWeights:
     return AdapterWeights(f"adapter-{seed}", str(seed), modules)
 
 
-def params_for(layer: LoraLayer, token_slots: list[int], adapters: list[AdapterWeights]) -> LoraParams:
+def params_for(
+    layer: LoraLayer,
+    token_slots: list[int],
+    adapters: list[AdapterWeights],
+    builder: ExtraRowsBuilder | None = None,
+) -> LoraParams:
     params = CudaGraphLoraParams(
         {layer.key(LAYER_IDX): layer.shape},
         num_slots=3,
@@ -53,7 +62,7 @@ def params_for(layer: LoraLayer, token_slots: list[int], adapters: list[AdapterW
     first_page = 0
     for index, weights in enumerate(adapters):
         pages = tuple(reversed(range(first_page, first_page + weights.num_pages)))  # not in order, on purpose
-        params.load_slot(Slot(index, pages), weights)
+        params.load_slot(Slot(index, pages), weights, builder.rows_of(weights) if builder else {})
         first_page += weights.num_pages
     params.write_batch(np.array(token_slots, dtype=np.int32))
     return LoraParams(
@@ -102,6 +111,39 @@ def test_both_plans_and_the_plain_delta_agree_bit_for_bit(qk_layer: LoraLayer):
     assert torch.equal(in_place, base() + delta)
     base_rows = [row for row, slot in enumerate(TOKEN_SLOTS) if slot < 0]
     assert torch.equal(delta[base_rows], torch.zeros(len(base_rows), Q + K))
+
+
+@pytest.mark.parametrize("plan", LoraPlan)
+def test_bias_and_dora_rows_beside_plain_and_base_rows(qk_layer: LoraLayer, plan: LoraPlan):
+    weight, base_bias = torch.randn(Q + K, IN), torch.randn(Q + K)
+    parameters = {"q.weight": weight[:Q], "k.weight": weight[Q:], "q.bias": base_bias[:Q], "k.bias": base_bias[Q:]}
+    q, k = LoraModuleType.ATTENTION_Q, LoraModuleType.ATTENTION_K
+    sites = [LoraSite(LAYER_IDX, q, "q", IN, Q), LoraSite(LAYER_IDX, k, "k", IN, K)]
+    dora = replace(ADAPTERS[1].modules[LAYER_IDX, k], magnitude=torch.rand(K) + 5, base_bias=torch.randn(K))
+    bias_alone = LoraModuleWeights(torch.empty(0, IN), torch.empty(0, Q), 0.0, bias=torch.randn(Q))
+    adapters = [
+        ADAPTERS[0],
+        AdapterWeights("extras", "3", {(LAYER_IDX, k): dora, (LAYER_IDX, q): bias_alone}),
+    ]
+    x = torch.randn(6, IN)
+    base = BaseProjection(x, weight, base_bias)
+    builder = ExtraRowsBuilder(sites, parameters, dtype=torch.float32)
+    lora_params = params_for(qk_layer, TOKEN_SLOTS, adapters, builder)
+    lora_params["lora_plan"] = plan
+    with with_multi_stream(True):
+        output = LoraLayer.forward_with_base(base, (qk_layer,), x, lora_params, LAYER_IDX)
+
+    want = expected(x, base(), TOKEN_SLOTS, [ADAPTERS[0], AdapterWeights("none", "", {})])
+    merged = weight[Q:] + dora.scale * dora.b.T @ dora.a
+    merged = dora.magnitude[:, None] * merged / merged.norm(dim=1, keepdim=True)
+    rows = [row for row, slot in enumerate(TOKEN_SLOTS) if slot == 1]
+    want[rows, :Q] += bias_alone.bias
+    want[rows, Q:] = x[rows] @ merged.T + dora.base_bias
+    torch.testing.assert_close(output, want, atol=1e-4, rtol=1e-5)
+    sequential = LoraLayer.forward_with_base(base, (qk_layer,), x, lora_params, LAYER_IDX)
+    assert torch.equal(output, sequential)
+    base_rows = [row for row, slot in enumerate(TOKEN_SLOTS) if slot < 0]
+    assert torch.equal(output[base_rows], base()[base_rows])
 
 
 def test_without_lora_params_or_a_targeted_layer_only_the_base_runs(qk_layer: LoraLayer):
@@ -153,6 +195,6 @@ def test_the_tables_are_those_of_the_last_load(qk_layer: LoraLayer):
     base = BaseProjection(x, torch.randn(Q + K, IN), None)
     lora_params = params_for(qk_layer, [0, 0], ADAPTERS)
     replaced = [ADAPTERS[1]]
-    lora_params["cuda_graph_params"].load_slot(Slot(0, (7, 2)), ADAPTERS[1])
+    lora_params["cuda_graph_params"].load_slot(Slot(0, (7, 2)), ADAPTERS[1], {})
     output = LoraLayer.forward_with_base(base, (qk_layer,), x, lora_params, LAYER_IDX)
     torch.testing.assert_close(output, expected(x, base(), [0, 0], replaced), atol=1e-4, rtol=1e-5)

@@ -6,8 +6,9 @@ from transformers import PreTrainedModel
 
 from tensorrt_lora.config.model_config import ModelConfig
 from tensorrt_lora.lora.lora_site import find_lora_sites
+from tensorrt_lora.lora.module_types import OUTSIDE_LAYERS, LoraModuleType
 from tensorrt_lora.models.auto_model import create_model
-from tensorrt_lora.models.checkpoint_loader import load_weights
+from tensorrt_lora.models.checkpoint_loader import checkpoint_targets, load_weights
 from tensorrt_lora.models.modeling_decoder import DecoderModelForCausalLM
 from tests.support.paged_forward import PagedForward
 from tests.support.tiny_models import FAMILIES, VOCAB_SIZE, make_tiny_model, save_tiny_model
@@ -95,16 +96,31 @@ def test_bfloat16_is_as_close_to_float32_as_transformers_is(family: str, tmp_pat
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_linear_layer_of_the_checkpoint_is_a_site(family: str, tmp_path: Path) -> None:
+def test_every_linear_layer_and_the_embedding_of_the_checkpoint_are_sites(family: str, tmp_path: Path) -> None:
     model, reference = make_pair(tmp_path, family)
     expected = {
         name: (module.in_features, module.out_features)
         for name, module in reference.named_modules()
-        if isinstance(module, torch.nn.Linear) and name != "lm_head"
+        if isinstance(module, torch.nn.Linear)
     }
+    expected["model.embed_tokens"] = (reference.config.vocab_size, reference.config.hidden_size)
     sites = find_lora_sites(model)
     assert {name: (site.in_features, site.out_features) for name, site in sites.items()} == expected
-    assert all(site.hf_name.startswith(f"model.layers.{site.layer_idx}.") for site in sites.values())
+    outside = {name: site.module_type for name, site in sites.items() if site.layer_idx == OUTSIDE_LAYERS}
+    assert outside == {"model.embed_tokens": LoraModuleType.EMBED_TOKENS, "lm_head": LoraModuleType.LM_HEAD}
+    in_layers = [site for site in sites.values() if site.layer_idx != OUTSIDE_LAYERS]
+    assert all(site.hf_name.startswith(f"model.layers.{site.layer_idx}.") for site in in_layers)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_site_has_its_base_weight_and_bias(family: str, tmp_path: Path) -> None:
+    model, reference = make_pair(tmp_path, family)
+    parameters = checkpoint_targets(model, with_shared=True)
+    for name in find_lora_sites(model):
+        theirs = dict(reference.get_submodule(name).named_parameters(recurse=False))
+        ours = {leaf: parameters[f"{name}.{leaf}"] for leaf in ("weight", "bias") if f"{name}.{leaf}" in parameters}
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[leaf], theirs[leaf]) for leaf in theirs), name
 
 
 @pytest.mark.parametrize(("family", "tied"), [("qwen3", True), ("qwen3_untied", False)])

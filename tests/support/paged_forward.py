@@ -72,5 +72,5 @@ class PagedForward:
         device = self.model.lm_head.weight.device
         input_ids = torch.tensor([token for tokens in chunks.values() for token in tokens], device=device)
         hidden = self.model(input_ids, torch.tensor(positions, device=device), self.metadata, None)
-        logits = self.model.compute_logits(hidden).split([len(tokens) for tokens in chunks.values()])
+        logits = self.model.compute_logits(hidden, None).split([len(tokens) for tokens in chunks.values()])
         return dict(zip(chunks, logits, strict=True))

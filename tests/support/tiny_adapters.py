@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from tensorrt_lora.lora.lora_site import LoraSite
-from tensorrt_lora.lora.module_types import LoraModuleType
+from tensorrt_lora.lora.module_types import OUTSIDE_LAYERS, LoraModuleType
 
 PREFIX = "base_model.model."
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -31,6 +31,7 @@ _MODULE_TYPES = {
     "up_proj": LoraModuleType.MLP_GATE,
     "down_proj": LoraModuleType.MLP_4H_TO_H,
 }
+_VOCABULARY_TYPES = {"embed_tokens": LoraModuleType.EMBED_TOKENS, "lm_head": LoraModuleType.LM_HEAD}
 
 
 def save_peft_adapter(
@@ -49,17 +50,34 @@ def save_peft_adapter(
 def make_peft_model(
     model: PreTrainedModel, config: PeftLoraConfig, *, seed: int = 0, strength: float = 0.5
 ) -> PeftModel:
-    """A copy of `model` with a random adapter named "default", in eval mode."""
+    """A copy of `model` with a random adapter named "default", in eval mode; all that `config` trains is random."""
     assert config.init_lora_weights is True
     peft_model = get_peft_model(copy.deepcopy(model), config).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for layer in peft_layers(peft_model).values():
-            a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
-            a.normal_(0.0, a.shape[1] ** -0.5, generator=generator)
-            b.normal_(0.0, 1.0, generator=generator)
-            b.mul_(strength / (b.shape[1] ** 0.5 * abs(layer.scaling["default"] or 1.0)))
+            _randomize_layer(layer, strength, generator)
+        for name, parameter in peft_model.named_parameters():
+            is_base_bias = name.endswith(".bias") and ".lora_B." not in name
+            if is_base_bias and (config.bias == "all" or (config.bias == "lora_only" and ".base_layer." in name)):
+                parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.3)
     return peft_model
+
+
+def _randomize_layer(layer: PeftLoraLayer, strength: float, generator: torch.Generator) -> None:
+    is_embedding = "default" in layer.lora_embedding_A
+    if is_embedding:
+        a, b = layer.lora_embedding_A["default"], layer.lora_embedding_B["default"]
+    else:
+        a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    a.normal_(0.0, 1.0 if is_embedding else a.shape[1] ** -0.5, generator=generator)
+    b.normal_(0.0, 1.0, generator=generator)
+    b.mul_(strength / (b.shape[1] ** 0.5 * abs(layer.scaling["default"] or 1.0)))
+    if layer.lora_bias["default"]:
+        layer.lora_B["default"].bias.normal_(0.0, 0.3, generator=generator)
+    if "default" in layer.lora_magnitude_vector:
+        magnitude = layer.lora_magnitude_vector["default"].weight
+        magnitude.mul_(torch.empty_like(magnitude).uniform_(0.6, 1.4, generator=generator))
 
 
 def peft_layers(peft_model: PeftModel) -> dict[str, PeftLoraLayer]:
@@ -68,11 +86,19 @@ def peft_layers(peft_model: PeftModel) -> dict[str, PeftLoraLayer]:
     return {name: module for name, module in named if isinstance(module, PeftLoraLayer)}
 
 
-def find_sites(model: PreTrainedModel) -> dict[str, LoraSite]:
-    """The sites that our model of the same checkpoint has, read off the transformers model."""
+def find_sites(model: PreTrainedModel, *, with_vocabulary: bool = False) -> dict[str, LoraSite]:
+    """The sites that our model of the same checkpoint has, read off the transformers model.
+
+    Args:
+        with_vocabulary: the embedding and the head too, as where `lora_target_modules` names them.
+    """
     sites = {}
     for name, module in model.named_modules():
         leaf = name.rpartition(".")[2]
+        if with_vocabulary and leaf in _VOCABULARY_TYPES:
+            vocab, hidden = module.weight.shape
+            sizes = (vocab, hidden) if leaf == "embed_tokens" else (hidden, vocab)
+            sites[name] = LoraSite(OUTSIDE_LAYERS, _VOCABULARY_TYPES[leaf], name, *sizes)
         if not isinstance(module, torch.nn.Linear) or leaf not in _MODULE_TYPES:
             continue
         is_plain_mlp_up = leaf == "up_proj" and not hasattr(model.get_submodule(name.rpartition(".")[0]), "gate_proj")
@@ -80,6 +106,11 @@ def find_sites(model: PreTrainedModel) -> dict[str, LoraSite]:
         layer_idx = int(name.split(".layers.")[1].split(".")[0])
         sites[name] = LoraSite(layer_idx, module_type, name, module.in_features, module.out_features)
     return sites
+
+
+def find_parameters(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The parameters that our model of the same checkpoint has; a tied head is there under its own name too."""
+    return dict(model.named_parameters(remove_duplicate=False))
 
 
 def lora_pair(

@@ -1,0 +1,89 @@
+"""Several adapters as one: their pairs one below the other, weights and scales folded into A.
+
+Owns the arithmetic of `WeightedLoRARequests`, which is PEFT's `add_weighted_adapter` with `combination_type="cat"`: the
+sum of what the parts add. Called by `AdapterStore` on the loader thread. Makes copies; the parts stay as they are.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tensorrt_lora.adapters.adapter_error import AdapterProblems
+from tensorrt_lora.adapters.host_weights import HostBlock
+from tensorrt_lora.lora.adapter_weights import AdapterWeights, LoraModuleWeights, SiteKey
+from tensorrt_lora.lora_request import WeightedLoRARequests
+
+WeightedModule = tuple[LoraModuleWeights, float]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterCombiner:
+    """Combines loaded adapters.
+
+    Attributes:
+        max_rank: the engine's `max_lora_rank`; binds on the sum of the parts' ranks.
+        pin_memory: page-lock the copies, as for any host weights of the device.
+    """
+
+    max_rank: int
+    pin_memory: bool = False
+
+    def combine(self, request: WeightedLoRARequests, adapters: Sequence[AdapterWeights]) -> AdapterWeights:
+        """The sum of `adapters`, each times its weight in `request`; ranks add up module by module.
+
+        Raises AdapterError where the sum of the ranks is too large, and for parts that are no sums of low-rank matrices:
+        with DoRA an adapter is no addend, and PEFT drops biases.
+        """
+        problems = AdapterProblems(request.name, request.path)
+        weighted = [(adapter, weight) for adapter, (_, weight) in zip(adapters, request.parts, strict=True)]
+        groups: dict[SiteKey, list[WeightedModule]] = {}
+        for adapter, weight in weighted:
+            _check_addend(adapter, problems)
+            for key, module in adapter.modules.items():
+                groups.setdefault(key, []).append((module, weight))
+        self._check_ranks(groups, problems)
+        problems.check()
+        modules = [module for group in groups.values() for module, _ in group]
+        dtype = modules[0].a.dtype
+        block = HostBlock(sum(m.a.numel() + m.b.numel() for m in modules), dtype=dtype, pin_memory=self.pin_memory)
+        combined = {key: _stack(group, block) for key, group in groups.items()}
+        if not all(torch.isfinite(module.a).all() for module in combined.values()):
+            problems.fail(f"a weight times an adapter is too large for {dtype}; give smaller weights")
+        return AdapterWeights(request.name, _version(weighted), combined)
+
+    def _check_ranks(self, groups: dict[SiteKey, list[WeightedModule]], problems: AdapterProblems) -> None:
+        ranks = [[module.rank for module, _ in group] for group in groups.values()]
+        largest = max(ranks, key=sum)
+        if sum(largest) > self.max_rank:
+            terms = " + ".join(str(rank) for rank in largest)
+            problems.add(
+                f"the ranks add up to {terms} = {sum(largest)} in one module, above max_lora_rank={self.max_rank}; raise "
+                f"it in LoraConfig to {sum(largest)}"
+            )
+
+
+def _check_addend(adapter: AdapterWeights, problems: AdapterProblems) -> None:
+    modules = adapter.modules.values()
+    if any(module.magnitude is not None for module in modules):
+        problems.add(f"adapter {adapter.name!r} has DoRA magnitudes, which cannot be added up; use it alone")
+    if any(module.bias is not None or module.base_bias is not None for module in modules):
+        problems.add(f"adapter {adapter.name!r} has trained biases, which PEFT does not combine; use it alone")
+
+
+def _stack(group: list[WeightedModule], block: HostBlock) -> LoraModuleWeights:
+    rank = sum(module.rank for module, _ in group)
+    a, b = (block.take(rank, group[0][0].a.shape[1]), block.take(rank, group[0][0].b.shape[1]))
+    start = 0
+    for module, weight in group:
+        rows = slice(start, start + module.rank)
+        a[rows].copy_(module.a.float() * (weight * module.scale))  # rounded once
+        b[rows].copy_(module.b)
+        start = rows.stop
+    return LoraModuleWeights(a, b, 1.0)
+
+
+def _version(weighted: list[tuple[AdapterWeights, float]]) -> str:
+    text = "\n".join(f"{weight!r} {adapter.version}" for adapter, weight in weighted)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -1,0 +1,13 @@
+"""The rows behind a module's rank rows, between `ExtraRowsBuilder`, which computes them, and the slot that takes them."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class ExtraRows:
+    """Bias and gain rows of one module, as the slot tables take them."""
+
+    flags: int  # which there are, see `LoraTables.extras`
+    rows: torch.Tensor  # [number of flags, out], model dtype
