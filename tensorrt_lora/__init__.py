@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tensorrt_lora.adapters.adapter_report import AdapterReport
     from tensorrt_lora.config.cuda_graph_config import CudaGraphConfig
     from tensorrt_lora.config.kv_cache_config import KvCacheConfig
     from tensorrt_lora.config.llm_args import TorchLlmArgs
@@ -17,12 +18,13 @@ if TYPE_CHECKING:
     from tensorrt_lora.config.scheduler_config import SchedulerConfig
     from tensorrt_lora.llmapi.llm import LLM
     from tensorrt_lora.llmapi.request_output import CompletionOutput, RequestOutput
-    from tensorrt_lora.lora_request import LoRARequest
+    from tensorrt_lora.lora_request import LoRARequest, WeightedLoRARequests
     from tensorrt_lora.sampling_params import Logprob, SamplingParams
 
 __version__ = "0.1.0"
 
 _HOME: dict[str, str] = {
+    "AdapterReport": "tensorrt_lora.adapters.adapter_report",
     "CompletionOutput": "tensorrt_lora.llmapi.request_output",
     "CudaGraphConfig": "tensorrt_lora.config.cuda_graph_config",
     "KvCacheConfig": "tensorrt_lora.config.kv_cache_config",
@@ -36,10 +38,12 @@ _HOME: dict[str, str] = {
     "SamplingParams": "tensorrt_lora.sampling_params",
     "SchedulerConfig": "tensorrt_lora.config.scheduler_config",
     "TorchLlmArgs": "tensorrt_lora.config.llm_args",
+    "WeightedLoRARequests": "tensorrt_lora.lora_request",
 }
 
 __all__ = [
     "LLM",
+    "AdapterReport",
     "CompletionOutput",
     "CudaGraphConfig",
     "KvCacheConfig",
@@ -52,6 +56,7 @@ __all__ = [
     "SamplingParams",
     "SchedulerConfig",
     "TorchLlmArgs",
+    "WeightedLoRARequests",
 ]
 
 

@@ -7,6 +7,7 @@ protocols (`SlotTenant`, `LoraAdapter`, the scheduler's view of an adapter).
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from tensorrt_lora.adapters.adapter_error import AdapterError
 from tensorrt_lora.lora.adapter_slot_manager import AdapterKey
 from tensorrt_lora.lora.adapter_weights import AdapterWeights
 from tensorrt_lora.lora_request import LoRARequest, WeightedLoRARequests
@@ -61,6 +62,15 @@ class AdapterHandle:
         """Host memory in use; the parts of a fused projection share their A, which counts once."""
         tensors = [tensor for module in self.weights.modules.values() for tensor in module.tensors]
         return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors if tensor.numel()}.values())
+
+    def check_size(self, request: AdapterRequest, max_bytes: int | None) -> None:
+        """Raise AdapterError if it takes more than `max_bytes` of host memory; None is no limit."""
+        if max_bytes is not None and self.host_bytes > max_bytes:
+            problem = (
+                f"it takes {self.host_bytes} bytes of host memory, but peft_cache_config.host_cache_size is "
+                f"{max_bytes}; raise it to {self.host_bytes} or more"
+            )
+            raise AdapterError(request.name, request.path, [problem])
 
 
 def source_of(request: AdapterRequest) -> AdapterSource:

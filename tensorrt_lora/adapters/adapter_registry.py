@@ -16,19 +16,22 @@ class AdapterRegistry:
 
     _known: dict[int, LoRARequest] = field(default_factory=dict)
 
-    def register(self, request: LoRARequest) -> None:
-        """Remember what the id means; the same meaning again is no news.
+    def register(self, *requests: LoRARequest) -> None:
+        """Remember what the ids mean, all of them or none; the same meaning again is no news.
 
-        Raises ValueError when the id already stands for another name or path. Paths are compared as absolute
+        Raises ValueError when an id already stands for another name or path. Paths are compared as absolute
         paths, links unresolved.
         """
-        known = self._known.setdefault(request.lora_int_id, request)
-        if _meaning(known) != _meaning(request):
-            raise ValueError(
-                f"lora_int_id {request.lora_int_id} already stands for adapter {known.lora_name!r} "
-                f"({known.lora_path}), it cannot also stand for {request.lora_name!r} ({request.lora_path}); "
-                "give each adapter an id of its own"
-            )
+        new: dict[int, LoRARequest] = {}
+        for request in requests:
+            known = self._known.get(request.lora_int_id) or new.setdefault(request.lora_int_id, request)
+            if _meaning(known) != _meaning(request):
+                raise ValueError(
+                    f"lora_int_id {request.lora_int_id} already stands for adapter {known.lora_name!r} "
+                    f"({known.lora_path}), it cannot also stand for {request.lora_name!r} ({request.lora_path}); "
+                    "give each adapter an id of its own"
+                )
+        self._known.update(new)
 
     def forget(self, adapter_id: int) -> None:
         """Free an id for another adapter; nothing happens if it is not known."""

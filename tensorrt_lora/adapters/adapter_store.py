@@ -1,23 +1,22 @@
 """Adapters on their way from disk to host memory.
 
 Owns the loader thread and the meaning of adapter ids. The engine acquires an adapter when a request arrives,
-waits for the future without blocking, and releases the handle when the request ends. Knows no checkpoint
-formats and no device.
+waits for the future without blocking, and releases the handle when the request ends. A combination of adapters is
+loaded, kept and evicted like any one adapter. Knows no checkpoint formats and no device.
 """
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from tensorrt_lora.adapters.adapter_error import AdapterError
-from tensorrt_lora.adapters.adapter_handle import AdapterHandle
+from tensorrt_lora.adapters.adapter_handle import AdapterHandle, AdapterRequest, AdapterSource, adapter_ids, source_of
 from tensorrt_lora.adapters.adapter_registry import AdapterRegistry
 from tensorrt_lora.adapters.host_cache import HostCache
 from tensorrt_lora.lora.adapter_weights import AdapterWeights
-from tensorrt_lora.lora_request import LoRARequest
+from tensorrt_lora.lora_request import LoRARequest, WeightedLoRARequests
 from tensorrt_lora.utils.logger import logger
 
 _CLOSED = "the adapter store is closed"
@@ -27,10 +26,14 @@ _CLOSED = "the adapter store is closed"
 class _Load:
     """One adapter to be read, and everybody who waits for it."""
 
-    request: LoRARequest
+    request: AdapterRequest
     waiters: list[Future[AdapterHandle]] = field(default_factory=list)
     # By `AdapterStore.forget` while under way: what it reads goes to its waiters and to nobody later.
     forgotten: bool = False
+
+    @property
+    def source(self) -> AdapterSource:
+        return source_of(self.request)
 
     @property
     def is_wanted(self) -> bool:
@@ -42,26 +45,33 @@ class AdapterStore:
 
     Args:
         read: reads and checks an adapter; raises AdapterError. Runs on the loader thread.
+        combine: makes one adapter of several, in the order of the request's parts; the same holds for it.
         max_adapters: in host memory at once (`LoraConfig.max_cpu_loras`); None: as many as the bytes allow.
         max_bytes: of their weights (`PeftCacheConfig.host_cache_size`).
     """
 
     def __init__(
-        self, read: Callable[[LoRARequest], AdapterWeights], *, max_adapters: int | None, max_bytes: int
+        self,
+        read: Callable[[LoRARequest], AdapterWeights],
+        *,
+        max_adapters: int | None,
+        max_bytes: int,
+        combine: Callable[[WeightedLoRARequests, Sequence[AdapterWeights]], AdapterWeights] | None = None,
     ) -> None:
         self._read = read
+        self._combine = combine
         self._cache = HostCache(max_adapters=max_adapters, max_bytes=max_bytes)
         self._registry = AdapterRegistry()
         self._queue: deque[_Load] = deque()
-        self._loads: dict[int, _Load] = {}  # queued or under way, by adapter id
+        self._loads: dict[AdapterSource, _Load] = {}  # queued or under way
         self._changed = threading.Condition()
         self._closed = False
         self.num_loads = 0
         self._thread = threading.Thread(target=self._run, name="adapter-loader", daemon=True)
         self._thread.start()
 
-    def acquire(self, request: LoRARequest) -> Future[AdapterHandle]:
-        """Ask for an adapter; never blocks and never raises.
+    def acquire(self, request: AdapterRequest) -> Future[AdapterHandle]:
+        """Ask for an adapter or a combination; never blocks and never raises.
 
         The future gives a handle with one reference, to be given back by `release`, or raises what is wrong:
         AdapterError for an adapter that cannot be used, ValueError for an id that stands for another adapter.
@@ -72,13 +82,13 @@ class AdapterStore:
         failure: Exception | None = None
         with self._changed:
             try:
-                self._registry.register(request)
+                self._registry.register(*_parts(request))
             except ValueError as error:
                 failure = error
             if self._closed:
                 failure = RuntimeError(_CLOSED)
             if failure is None:
-                handle = self._cache.take(request.lora_int_id)
+                handle = self._cache.take(source_of(request))
                 if handle is None:
                     self._enqueue(request, waiter)
         if failure is not None:
@@ -102,16 +112,15 @@ class AdapterStore:
             self.release(waiter.result())
 
     def forget(self, adapter_id: int) -> None:
-        """Drop an adapter and the meaning of its id: the next `acquire` reads the files anew.
+        """Drop an adapter and the meaning of its id: the next `acquire` of it, alone or combined, reads the files anew.
 
         Requests that hold it run on with the version they have.
         """
         with self._changed:
             self._cache.forget(adapter_id)
             self._registry.forget(adapter_id)
-            load = self._loads.pop(adapter_id, None)
-            if load is not None:
-                load.forgotten = True
+            for source in [source for source in self._loads if adapter_id in adapter_ids(source)]:
+                self._loads.pop(source).forgotten = True
             self._changed.notify_all()
 
     def resident(self) -> tuple[AdapterHandle, ...]:
@@ -136,10 +145,10 @@ class AdapterStore:
             self._changed.notify_all()
         self._thread.join()
 
-    def _enqueue(self, request: LoRARequest, waiter: Future[AdapterHandle]) -> None:
-        load = self._loads.get(request.lora_int_id)
+    def _enqueue(self, request: AdapterRequest, waiter: Future[AdapterHandle]) -> None:
+        load = self._loads.get(source_of(request))
         if load is None:
-            load = self._loads[request.lora_int_id] = _Load(request)
+            load = self._loads[source_of(request)] = _Load(request)
             self._queue.append(load)
             self._changed.notify_all()
         load.waiters.append(waiter)
@@ -162,10 +171,9 @@ class AdapterStore:
 
     def _serve(self, load: _Load) -> None:
         """Read one adapter, wait for room, and give it to all who asked for it meanwhile."""
-        adapter_id = load.request.lora_int_id
         with self._changed:
             # It may be here: asked for while it made room for another, it stayed in the end.
-            is_needed = load.is_wanted and not self._cache.has(adapter_id)
+            is_needed = load.is_wanted and not self._cache.has(load.source)
             if not is_needed:
                 served = self._finish(load)
         if is_needed:
@@ -179,48 +187,63 @@ class AdapterStore:
         for waiter, granted in served:
             waiter.set_result(granted)
 
-    def _load(self, request: LoRARequest) -> AdapterHandle:
+    def _load(self, request: AdapterRequest) -> AdapterHandle:
         start = perf_counter()
-        handle = AdapterHandle(request.lora_int_id, request.lora_name, self._read(request))
+        if isinstance(request, LoRARequest):
+            weights = self._read(request)
+        else:
+            assert self._combine is not None, "this store was made without a way to combine adapters"
+            weights = self._combine(request, [self._weights_of(part) for part in _parts(request)])
+        handle = AdapterHandle.create(request, weights)
         self.num_loads += 1
-        if handle.host_bytes > self._cache.max_bytes:
-            problem = (
-                f"it takes {handle.host_bytes} bytes of host memory, but peft_cache_config.host_cache_size "
-                f"is {self._cache.max_bytes}; raise it to {handle.host_bytes} or more"
-            )
-            raise AdapterError(request.lora_name, request.lora_path, [problem])
+        handle.check_size(request, self._cache.max_bytes)
         logger.info(
             "adapter %r: %.1f MiB in host memory after %.0f ms",
-            request.lora_name,
+            request.name,
             handle.host_bytes / 2**20,
             (perf_counter() - start) * 1e3,
         )
         return handle
 
+    def _weights_of(self, part: LoRARequest) -> AdapterWeights:
+        """A part's weights from memory, or else from disk without staying in memory: it may not be used alone."""
+        with self._changed:
+            resident = self._cache.peek(part.lora_int_id)
+        return self._read(part) if resident is None else resident.weights
+
     def _finish(self, load: _Load) -> list[tuple[Future[AdapterHandle], AdapterHandle]]:
         """End a load: a reference for all who still wait. Under the lock; results are set outside of it."""
-        adapter_id = load.request.lora_int_id
         self._cache.stop_draining()
         served = []
         for waiter in self._leave_queue(load):
-            handle = self._cache.take(adapter_id)
+            handle = self._cache.take(load.source)
             assert handle is not None
             served.append((waiter, handle))
         if load.forgotten:
-            self._cache.forget(adapter_id)
+            self._cache.drop(load.source)
         return served
 
     def _fail(self, load: _Load, error: Exception) -> None:
         with self._changed:
-            adapter_id = load.request.lora_int_id
-            if not load.forgotten:
-                self._registry.forget(adapter_id)
             waiters = self._leave_queue(load)
+            if not load.forgotten:
+                self._forget_unused(adapter_ids(load.source))
         for waiter in waiters:
             waiter.set_exception(error)
 
+    def _forget_unused(self, failed: set[int]) -> None:
+        """Free the ids of a load that failed, except those that something else in memory or under way goes by."""
+        used = {adapter_id for handle in self._cache.resident() for adapter_id in adapter_ids(handle.source)}
+        used |= {adapter_id for source in self._loads for adapter_id in adapter_ids(source)}
+        for adapter_id in failed - used:
+            self._registry.forget(adapter_id)
+
     def _leave_queue(self, load: _Load) -> list[Future[AdapterHandle]]:
         """Stop taking new waiters; returns those who did not give up."""
-        if self._loads.get(load.request.lora_int_id) is load:
-            del self._loads[load.request.lora_int_id]
+        if self._loads.get(load.source) is load:
+            del self._loads[load.source]
         return [waiter for waiter in load.waiters if waiter.set_running_or_notify_cancel()]
+
+
+def _parts(request: AdapterRequest) -> list[LoRARequest]:
+    return [request] if isinstance(request, LoRARequest) else [part for part, _ in request.parts]

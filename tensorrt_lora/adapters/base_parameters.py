@@ -23,7 +23,8 @@ class BaseParameters:
 
     def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
         self._parameters = parameters
-        self._by_path = {strip_containers(name): tensor for name, tensor in parameters.items()}
+        # Names, not values: the weights of a quantised model are made when they are asked for.
+        self._names = {strip_containers(name): name for name in parameters}
 
     def has_bias(self, site: LoraSite) -> bool | None:
         """Whether the base layer has a bias; None if that is not known."""
@@ -31,7 +32,7 @@ class BaseParameters:
 
     def copy_problem(self, key: str, path: str, copy: torch.Tensor) -> str | None:
         """Why the tensor `key` is no copy of the weight of the module at `path`; None as far as it is one."""
-        base = self._by_path.get(f"{path}.weight")
+        base = self._weight(path)
         if base is None:
             return None
         if copy.shape != base.shape:
@@ -48,8 +49,12 @@ class BaseParameters:
 
     def can_compare(self, path: str) -> bool:
         """Whether `copy_problem` looks at values."""
-        base = self._by_path.get(f"{path}.weight")
+        base = self._weight(path)
         return base is not None and not base.is_meta
+
+    def _weight(self, path: str) -> torch.Tensor | None:
+        name = self._names.get(f"{path}.weight")
+        return None if name is None else self._parameters[name]
 
 
 def _is_copy(copy: torch.Tensor, base: torch.Tensor) -> bool:

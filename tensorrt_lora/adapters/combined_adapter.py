@@ -33,8 +33,8 @@ class AdapterCombiner:
     def combine(self, request: WeightedLoRARequests, adapters: Sequence[AdapterWeights]) -> AdapterWeights:
         """The sum of `adapters`, each times its weight in `request`; ranks add up module by module.
 
-        Raises AdapterError where the sum of the ranks is too large, and for parts that are no sums of low-rank matrices:
-        with DoRA an adapter is no addend, and PEFT drops biases.
+        Raises AdapterError where the sum of the ranks is too large, and for parts that are more than pairs: with DoRA
+        an adapter is no addend, and PEFT drops biases.
         """
         problems = AdapterProblems(request.name, request.path)
         weighted = [(adapter, weight) for adapter, (_, weight) in zip(adapters, request.parts, strict=True)]
@@ -51,7 +51,7 @@ class AdapterCombiner:
         combined = {key: _stack(group, block) for key, group in groups.items()}
         if not all(torch.isfinite(module.a).all() for module in combined.values()):
             problems.fail(f"a weight times an adapter is too large for {dtype}; give smaller weights")
-        return AdapterWeights(request.name, _version(weighted), combined)
+        return AdapterWeights(request.name, _version(request, adapters), combined)
 
     def _check_ranks(self, groups: dict[SiteKey, list[WeightedModule]], problems: AdapterProblems) -> None:
         ranks = [[module.rank for module, _ in group] for group in groups.values()]
@@ -59,8 +59,8 @@ class AdapterCombiner:
         if sum(largest) > self.max_rank:
             terms = " + ".join(str(rank) for rank in largest)
             problems.add(
-                f"the ranks add up to {terms} = {sum(largest)} in one module, above max_lora_rank={self.max_rank}; raise "
-                f"it in LoraConfig to {sum(largest)}"
+                f"the ranks add up to {terms} = {sum(largest)} in one module, above max_lora_rank={self.max_rank}; "
+                f"raise it in LoraConfig to {sum(largest)}"
             )
 
 
@@ -84,6 +84,7 @@ def _stack(group: list[WeightedModule], block: HostBlock) -> LoraModuleWeights:
     return LoraModuleWeights(a, b, 1.0)
 
 
-def _version(weighted: list[tuple[AdapterWeights, float]]) -> str:
-    text = "\n".join(f"{weight!r} {adapter.version}" for adapter, weight in weighted)
+def _version(request: WeightedLoRARequests, adapters: Sequence[AdapterWeights]) -> str:
+    parts = zip(request.parts, adapters, strict=True)
+    text = "\n".join(f"{float(weight)!r} {one.lora_int_id} {adapter.version}" for (one, weight), adapter in parts)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -102,10 +102,14 @@ class HostCache:
     def forget(self, adapter_id: int) -> None:
         """Give the adapter, and combinations with it, out no more; their memory is free once nobody holds them."""
         for source in [source for source in self._current if adapter_id in adapter_ids(source)]:
-            entry = self._current.pop(source)
-            if entry.references:
-                entry.draining = False
-                self._retired[entry.handle.key] = entry
+            self.drop(source)
+
+    def drop(self, source: AdapterSource) -> None:
+        """Give one adapter or combination out no more, if it is there."""
+        entry = self._current.pop(source, None)
+        if entry is not None and entry.references:
+            entry.draining = False
+            self._retired[entry.handle.key] = entry
 
     def stop_draining(self) -> None:
         """Nobody waits for room any more."""

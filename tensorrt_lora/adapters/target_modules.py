@@ -15,6 +15,16 @@ from tensorrt_lora.adapters.site_index import SiteIndex
 from tensorrt_lora.config.lora_config import LoraConfig
 from tensorrt_lora.lora.lora_site import LoraSite
 from tensorrt_lora.lora.module_types import CONFIG_NAMES, LoraModuleType
+from tensorrt_lora.utils.logger import logger
+
+
+def resolve_target_modules(lora_config: LoraConfig, sites: Mapping[str, LoraSite]) -> LoraConfig:
+    """`lora_config` with `lora_target_modules` as given, or else as the adapters in `lora_dir` have it."""
+    if lora_config.lora_target_modules or not lora_config.lora_dir:
+        return lora_config
+    targets = find_target_modules(lora_config.lora_dir, sites, lora_config)
+    logger.info("lora_target_modules from lora_dir: %s", ", ".join(targets))
+    return lora_config.model_copy(update={"lora_target_modules": targets})
 
 
 def find_target_modules(

@@ -3,6 +3,7 @@
 import time
 
 from tensorrt_lora.engine.model_engine import PyTorchModelEngine, StepOutput
+from tensorrt_lora.engine.sampler import PendingSamples
 from tensorrt_lora.engine.scheduled_requests import ScheduledRequests
 
 
@@ -11,7 +12,7 @@ class TimedModelEngine(PyTorchModelEngine):
 
     queued_at = 0.0  # time.perf_counter() seconds
 
-    def forward(self, scheduled: ScheduledRequests) -> StepOutput:
-        output = super().forward(scheduled)
+    def forward(self, scheduled: ScheduledRequests, in_flight: PendingSamples | None = None) -> StepOutput:
+        output = super().forward(scheduled, in_flight)
         self.queued_at = time.perf_counter()
         return output

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from tensorrt_lora.cli.adapter import check
 from tensorrt_lora.cli.bench import latency
 from tensorrt_lora.cli.generate import generate
 from tensorrt_lora.cli.info import info
@@ -50,6 +51,10 @@ for _command in (generate, manifest, info, trace):
 _bench = typer.Typer(name="bench", help="How fast the engine is.", no_args_is_help=True)
 _bench.command()(_with_user_errors(latency))
 app.add_typer(_bench)
+
+_adapter = typer.Typer(name="adapter", help="Adapters, without an engine.", no_args_is_help=True)
+_adapter.command()(_with_user_errors(check))
+app.add_typer(_adapter)
 
 if __name__ == "__main__":
     app()

@@ -17,8 +17,11 @@ def finite_rows(logits: torch.Tensor) -> torch.Tensor:
 
 def not_finite_error(request: LlmRequest, position: int) -> str:
     """The error text for logits of the token at `position`."""
-    key = request.adapter_key
-    model = "the base model" if key is None else f"adapter id {key.adapter_id}"
+    adapter = request.adapter
+    if adapter is None:
+        model = "the base model"
+    else:
+        model = f"the combination {adapter.name}" if adapter.parts else f"adapter id {adapter.adapter_id}"
     return (
         f"request {request.request_id}: the logits for position {position} are not finite; "
         f"{model} gave NaN or infinite values"

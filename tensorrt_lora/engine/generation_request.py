@@ -7,7 +7,7 @@ picklable data, no tensors, no engine state.
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tensorrt_lora.lora_request import LoRARequest
+from tensorrt_lora.lora_request import LoRARequest, WeightedLoRARequests
 from tensorrt_lora.sampling_params import Logprob, SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -20,7 +20,7 @@ class GenerationRequest:
     request_id: int
     prompt_token_ids: list[int]
     sampling_params: SamplingParams
-    lora_request: LoRARequest | None = None
+    lora_request: LoRARequest | WeightedLoRARequests | None = None
 
 
 @dataclass(slots=True)

@@ -9,9 +9,11 @@ from tensorrt_lora.utils.pinned_staging import PinnedStaging
 class InputBuffers:
     """One device buffer for the ids and positions of a step; its layout depends on the number of tokens alone."""
 
-    def __init__(self, *, max_num_tokens: int, device: torch.device) -> None:
+    def __init__(self, *, max_num_tokens: int, max_batch_size: int, device: torch.device) -> None:
         self._device_buffer = torch.zeros(2 * max_num_tokens, dtype=torch.int64, device=device)
         self._staging = PinnedStaging(self._device_buffer)
+        self._in_flight_rows = torch.zeros(2 * max_batch_size, dtype=torch.int64, device=device)
+        self._in_flight_staging = PinnedStaging(self._in_flight_rows)
 
     def write(self, input_ids: np.ndarray, position_ids: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Copy both (int64 [T]) in stream order with one transfer, and return their views on the device."""
@@ -21,3 +23,10 @@ class InputBuffers:
     def views(self, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(input_ids, position_ids) of a step of `num_tokens`, as last written."""
         return self._device_buffer[:num_tokens], self._device_buffer[num_tokens : 2 * num_tokens]
+
+    def fill_in_flight(self, rows: list[int], token_ids: torch.Tensor, sources: list[int]) -> None:
+        """After `write`: input_ids[rows[i]] = token_ids[sources[i]], on the device, for tokens the host does not know."""
+        count = len(rows)
+        self._in_flight_staging.copy(np.array([*rows, *sources], dtype=np.int64))
+        target, source = self._in_flight_rows[: 2 * count].split(count)
+        self._device_buffer.index_copy_(0, target, token_ids.index_select(0, source))

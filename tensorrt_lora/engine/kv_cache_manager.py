@@ -46,6 +46,11 @@ class KvCacheManager:
         self._queried_tokens = 0
         self._hit_tokens = 0
 
+    @property
+    def num_available_pages(self) -> int:
+        """Pages that nobody holds; what the reuse cache keeps in them gives way."""
+        return len(self._free) + len(self._cached)
+
     def num_pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
 
@@ -72,7 +77,7 @@ class KvCacheManager:
         reused = [] if request.page_ids else self._matching_pages(request)
         num_new = self.num_pages_for(num_tokens) - len(request.page_ids) - len(reused)
         num_revived = sum(page in self._cached for page in reused)
-        if num_new + headroom > len(self._free) + len(self._cached) - num_revived:
+        if num_new + headroom > self.num_available_pages - num_revived:
             return False
         if not request.page_ids:
             request.num_computed_tokens = len(reused) * self.page_size

@@ -14,12 +14,17 @@ from tensorrt_lora.lora.adapter_slot_manager import AdapterKey
 from tensorrt_lora.sampling_params import Logprob, SamplingParams
 
 
+IN_FLIGHT_TOKEN = -1
+"""Stands for a token that the device has sampled, or will have, and the host does not know yet."""
+
+
 class RequestState(Enum):
-    """Where a sequence stands. Only CONTEXT and GENERATION hold pages and an adapter slot."""
+    """Where a sequence stands. CONTEXT, GENERATION and LAST_TOKEN hold pages and an adapter slot."""
 
     WAITING = "waiting"
     CONTEXT = "context"
     GENERATION = "generation"
+    LAST_TOKEN = "last token"  # in flight, and the length limit says that no other follows
     FINISHED = "finished"
 
 
@@ -117,14 +122,22 @@ class LlmRequest:
             return self.output_token_ids[start - boundary : stop - boundary]
         return self.prompt_token_ids[start:] + self.output_token_ids[: stop - boundary]
 
-    def append_token(self, token_id: int) -> FinishReason | None:
-        """Take a sampled token; returns (and stores) the finish reason once it is the last one.
+    def reserve_token(self) -> None:
+        """Count the token that the step at hand samples, before the host knows it. At most one token is in flight."""
+        assert IN_FLIGHT_TOKEN not in self.output_token_ids[-1:]
+        self.output_token_ids.append(IN_FLIGHT_TOKEN)
+        if len(self.output_token_ids) >= self.sampling_params.max_tokens:
+            self.state = RequestState.LAST_TOKEN
 
-        A stop token counts only after `min_tokens` tokens, the same bound below which the sampler masks it.
-        The model's own end tokens leave `stop_reason` None.
+    def resolve_token(self, token_id: int) -> FinishReason | None:
+        """Put the sampled token in the place of the reserved one; returns (and stores) the finish reason if it is the last.
+
+        A stop token counts only after `min_tokens` tokens, the same bound below which the sampler masks it. The model's
+        own end tokens leave `stop_reason` None.
         """
         params = self.sampling_params
-        self.output_token_ids.append(token_id)
+        assert self.output_token_ids[-1] == IN_FLIGHT_TOKEN
+        self.output_token_ids[-1] = token_id
         if self.token_counts is not None:
             self.token_counts[token_id] = self.token_counts.get(token_id, 0) + 1
         num_output = len(self.output_token_ids)
@@ -135,6 +148,11 @@ class LlmRequest:
         elif num_output >= params.max_tokens:
             self.finish_reason = "length"
         return self.finish_reason
+
+    def append_token(self, token_id: int) -> FinishReason | None:
+        """`reserve_token` and `resolve_token` in one go."""
+        self.reserve_token()
+        return self.resolve_token(token_id)
 
     def prompt_logprob_positions(self, start: int, stop: int) -> range:
         """The positions in [start, stop) whose logits are still needed for prompt log-probabilities.

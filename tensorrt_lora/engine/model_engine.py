@@ -13,8 +13,9 @@ from tensorrt_lora.attention_backend.interface import AttentionBatch, AttentionM
 from tensorrt_lora.config.llm_args import TorchLlmArgs
 from tensorrt_lora.engine.cuda_graph_runner import CUDAGraphRunner, GraphKey
 from tensorrt_lora.engine.input_buffers import InputBuffers
-from tensorrt_lora.engine.llm_request import LlmRequest
+from tensorrt_lora.engine.llm_request import IN_FLIGHT_TOKEN, LlmRequest
 from tensorrt_lora.engine.model_loader import LoadedModel
+from tensorrt_lora.engine.sampler import PendingSamples
 from tensorrt_lora.engine.scheduled_requests import ContextChunk, ScheduledRequests
 from tensorrt_lora.lora.cuda_graph_lora_manager import CudaGraphLoraManager
 from tensorrt_lora.lora.lora_params import LoraParams
@@ -60,7 +61,9 @@ class PyTorchModelEngine:
         self._model = loaded.model
         self._lora_manager: CudaGraphLoraManager | None = loaded.lora_manager
         self._kv_cache = loaded.kv_cache
-        self._inputs = InputBuffers(max_num_tokens=args.max_num_tokens, device=loaded.device)
+        self._inputs = InputBuffers(
+            max_num_tokens=args.max_num_tokens, max_batch_size=args.max_batch_size, device=loaded.device
+        )
         self._eager_metadata = backend.Metadata(
             kv_cache=loaded.kv_cache,
             num_heads=loaded.config.num_heads,
@@ -79,15 +82,20 @@ class PyTorchModelEngine:
             self._capture_graphs(graph_plans, progress)
 
     @torch.inference_mode()
-    def forward(self, scheduled: ScheduledRequests) -> StepOutput:
-        """Run one step of at least one token."""
+    def forward(self, scheduled: ScheduledRequests, in_flight: PendingSamples | None = None) -> StepOutput:
+        """Queue one step of at least one token.
+
+        Args:
+            in_flight: the samples of the step before, where the host has not waited for them: its rows' newest tokens are
+                taken from there.
+        """
         chunks = scheduled.context
         if not chunks:
             key = self._graph_key(scheduled.generation)
             if key is not None:
-                logits = self._replay(key, scheduled.generation)
+                logits = self._replay(key, scheduled.generation, in_flight)
                 return StepOutput(logits, [])
-        hidden = self._forward_eager(chunks, scheduled.generation)
+        hidden = self._forward_eager(chunks, scheduled.generation, in_flight)
         return self._select_logits(hidden, chunks, scheduled.generation)
 
     @torch.inference_mode()
@@ -110,7 +118,9 @@ class PyTorchModelEngine:
         if page_ids:
             self._kv_cache[:, page_ids] = 0
 
-    def _forward_eager(self, chunks: list[ContextChunk], generation: list[LlmRequest]) -> torch.Tensor:
+    def _forward_eager(
+        self, chunks: list[ContextChunk], generation: list[LlmRequest], in_flight: PendingSamples | None
+    ) -> torch.Tensor:
         """Hidden states [T, H] of the prefill chunks' tokens and one token per generation, in this order."""
         batch = AttentionBatch(
             num_contexts=len(chunks),
@@ -120,10 +130,22 @@ class PyTorchModelEngine:
         )
         ids = [chunk.token_ids for chunk in chunks] + [[r.output_token_ids[-1]] for r in generation]
         input_ids, position_ids = self._inputs.write(np.concatenate(ids).astype(np.int64), _positions(batch))
+        self._fill_in_flight(generation, input_ids.shape[0] - len(generation), in_flight)
         self._eager_metadata.prepare(batch)
         requests = [chunk.request for chunk in chunks] + generation
         lora_params = self._prepare_lora([r.adapter for r in requests], batch.query_lens)
         return self._model(input_ids, position_ids, self._eager_metadata, lora_params)
+
+    def _fill_in_flight(
+        self, generation: list[LlmRequest], first_row: int, in_flight: PendingSamples | None
+    ) -> None:
+        """Give the generations whose newest token only the device knows their input ids."""
+        unknown = [row for row, r in enumerate(generation) if r.output_token_ids[-1] == IN_FLIGHT_TOKEN]
+        if unknown:
+            assert in_flight is not None, "a token is in flight, but the step that samples it was not passed"
+            sources = {id(request): source for source, request in enumerate(in_flight.rows)}
+            rows = [first_row + row for row in unknown]
+            self._inputs.fill_in_flight(rows, in_flight.token_ids, [sources[id(generation[row])] for row in unknown])
 
     def _prepare_lora(self, adapters: list[AdapterHandle | None], query_lens: list[int]) -> LoraParams | None:
         if self._lora_manager is None or all(adapter is None for adapter in adapters):
@@ -162,12 +184,15 @@ class PyTorchModelEngine:
             plan = self._lora_manager.graph_plan([request.adapter for request in generation])
         return GraphKey(batch_size, plan)
 
-    def _replay(self, key: GraphKey, generation: list[LlmRequest]) -> torch.Tensor:
+    def _replay(
+        self, key: GraphKey, generation: list[LlmRequest], in_flight: PendingSamples | None
+    ) -> torch.Tensor:
         padding = key.batch_size - len(generation)
         batch = _decode_batch([r.num_tokens for r in generation], [r.page_ids for r in generation], padding)
         input_ids = np.zeros(key.batch_size, dtype=np.int64)
         input_ids[: len(generation)] = [request.output_token_ids[-1] for request in generation]
         self._write_decode_batch(batch, input_ids)
+        self._fill_in_flight(generation, 0, in_flight)
         if key.plan is not None:
             assert self._lora_manager is not None
             self._lora_manager.prepare(

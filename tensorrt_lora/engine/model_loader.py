@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tensorrt_lora.adapters.target_modules import find_target_modules
+from tensorrt_lora.adapters.target_modules import resolve_target_modules
 from tensorrt_lora.attention_backend import get_attention_backend
 from tensorrt_lora.attention_backend.flashinfer import flashinfer_unsupported_reason
 from tensorrt_lora.attention_backend.interface import AttentionBackend
@@ -18,7 +18,9 @@ from tensorrt_lora.engine.kv_cache_sizing import num_kv_pages
 from tensorrt_lora.lora.cuda_graph_lora_manager import CudaGraphLoraManager
 from tensorrt_lora.lora.lora_site import find_lora_sites
 from tensorrt_lora.models.auto_model import create_model
-from tensorrt_lora.models.checkpoint_loader import checkpoint_targets, load_dummy_weights, load_weights
+from tensorrt_lora.models.checkpoint_loader import load_weights
+from tensorrt_lora.models.dequantized_parameters import DequantizedParameters
+from tensorrt_lora.models.dummy_weights import load_dummy_weights
 from tensorrt_lora.models.gguf import resolve_checkpoint
 from tensorrt_lora.models.modeling_decoder import DecoderModelForCausalLM
 from tensorrt_lora.utils.device import flashinfer_available, free_memory, resolve_device, resolve_dtype
@@ -48,7 +50,7 @@ def load_model(args: TorchLlmArgs, *, progress: bool) -> LoadedModel:
     """
     device = resolve_device(args.device)
     checkpoint = resolve_checkpoint(args.model, with_weights=args.load_format != "dummy")
-    config = ModelConfig.from_pretrained(str(checkpoint))
+    config = ModelConfig.from_pretrained(str(checkpoint)).with_quant_config(args.quant_config)
     dtype = resolve_dtype(args.dtype, config.torch_dtype, device)
     max_seq_len = args.resolve_max_seq_len(config.max_seq_len)
     backend_name = choose_attention_backend(args.attn_backend, dtype, config.head_dim, device)
@@ -63,12 +65,13 @@ def load_model(args: TorchLlmArgs, *, progress: bool) -> LoadedModel:
         load_weights(model, config, progress=progress)
 
     lora_manager = None
-    lora_config = _resolve_targets(args.lora_config, model)
+    lora_config = args.lora_config
     if lora_config is not None:
+        lora_config = resolve_target_modules(lora_config, find_lora_sites(model))
         lora_manager = CudaGraphLoraManager(
             model,
             lora_config,
-            base_parameters=checkpoint_targets(model, with_shared=True),
+            base_parameters=DequantizedParameters(model),
             cache_bytes=int(free_memory(device) * args.peft_cache_config.device_cache_percent),
             max_num_tokens=args.max_num_tokens,
             dtype=dtype,
@@ -95,15 +98,6 @@ def load_model(args: TorchLlmArgs, *, progress: bool) -> LoadedModel:
         lora_manager=lora_manager,
         kv_cache=torch.zeros(shape, dtype=dtype, device=device),
     )
-
-
-def _resolve_targets(lora_config: LoraConfig | None, model: DecoderModelForCausalLM) -> LoraConfig | None:
-    """`lora_target_modules` as given, or else what the adapters in `lora_dir` change."""
-    if lora_config is None or lora_config.lora_target_modules or not lora_config.lora_dir:
-        return lora_config
-    targets = find_target_modules(lora_config.lora_dir, find_lora_sites(model), lora_config)
-    logger.info("lora_target_modules from lora_dir: %s", ", ".join(targets))
-    return lora_config.model_copy(update={"lora_target_modules": targets})
 
 
 def choose_attention_backend(name: str, dtype: torch.dtype, head_dim: int, device: torch.device) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from tensorrt_lora.adapters.adapter_handle import AdapterHandle
 from tensorrt_lora.adapters.adapter_reader import AdapterReader
 from tensorrt_lora.adapters.adapter_store import AdapterStore
+from tensorrt_lora.adapters.combined_adapter import AdapterCombiner
 from tensorrt_lora.config.llm_args import TorchLlmArgs
 from tensorrt_lora.engine.adapter_capacity import BaseOnlyCapacity
 from tensorrt_lora.engine.generation_request import GenerationRequest, GenerationResponse
@@ -20,11 +21,12 @@ from tensorrt_lora.engine.llm_request import LlmRequest, create_llm_requests
 from tensorrt_lora.engine.model_engine import PyTorchModelEngine, StepOutput
 from tensorrt_lora.engine.model_loader import LoadedModel, load_model
 from tensorrt_lora.engine.prompt_logprobs import extend_prompt_logprobs
-from tensorrt_lora.engine.sampler import SampledToken, Sampler
+from tensorrt_lora.engine.sampler import PendingSamples, SampledToken, Sampler
 from tensorrt_lora.engine.scheduled_requests import ScheduledRequests
 from tensorrt_lora.engine.scheduler import Scheduler
 from tensorrt_lora.lora.adapter_weights import AdapterWeights
 from tensorrt_lora.lora_request import LoRARequest
+from tensorrt_lora.models.dequantized_parameters import DequantizedParameters
 from tensorrt_lora.utils.device import pin_memory_available
 
 _PROMPT_LOGITS_AT_ONCE = 256  # 150 MB in float32 at a vocabulary of 150,000
@@ -48,8 +50,20 @@ class _LiveRequest:
     handle: AdapterHandle | None
 
 
+@dataclass(slots=True)
+class _InFlightStep:
+    """A step that the device has been given, and whose tokens the host has not seen yet."""
+
+    output: StepOutput
+    samples: PendingSamples
+
+
 class PyExecutor:
     """One model with its adapters, serving any number of requests.
+
+    Where steps run in CUDA graphs the host runs one step ahead: it queues step n + 1, whose input tokens the device takes
+    from step n's sampler, before it waits for the tokens of step n. A sequence that turns out to have ended in step n has
+    a row in step n + 1 whose result is dropped.
 
     Whatever is wrong with a request ends that request with finish reason "error"; the loop goes on.
 
@@ -70,6 +84,7 @@ class PyExecutor:
         loaded: LoadedModel | None = None,
         engine: PyTorchModelEngine | None = None,
         read_adapter: Callable[[LoRARequest], AdapterWeights] | None = None,
+        run_ahead: bool | None = None,
     ) -> None:
         assert engine is None or loaded is not None, "an engine comes with the model it was made for"
         loaded = loaded or load_model(args, progress=progress)
@@ -77,6 +92,8 @@ class PyExecutor:
         self._seed = args.seed
         self._eos_token_ids = loaded.config.eos_token_ids
         self._sampler = Sampler()
+        self._run_ahead = self._engine.graph_runner.enabled if run_ahead is None else run_ahead
+        self._in_flight: _InFlightStep | None = None
         self.kv_cache_manager = KvCacheManager(
             num_pages=loaded.kv_cache.shape[1],
             page_size=args.kv_cache_config.tokens_per_block,
@@ -113,7 +130,7 @@ class PyExecutor:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._awaited or self._responses or self.scheduler.has_unfinished)
+        return bool(self._awaited or self._responses or self._in_flight or self.scheduler.has_unfinished)
 
     def enqueue(self, request: GenerationRequest) -> None:
         """Take a request; it runs once its adapter is in host memory. Never raises for a bad request."""
@@ -123,7 +140,7 @@ class PyExecutor:
         elif self.adapter_store is None:
             self._refuse(
                 request.request_id,
-                f"adapter {request.lora_request.lora_name!r} was asked for, but the engine runs without LoRA; "
+                f"adapter {request.lora_request.name!r} was asked for, but the engine runs without LoRA; "
                 f"set lora_config=LoraConfig(...)",
             )
         else:
@@ -146,9 +163,9 @@ class PyExecutor:
                 self._respond(sequence, GenerationResponse(request_id, sequence.sequence_index))
 
     def step(self) -> list[GenerationResponse]:
-        """Run one forward if anything can run, and return what there is to tell."""
+        """Queue one forward if anything can run, and return what there is to tell."""
         self._start_awaited()
-        if self.scheduler.has_unfinished:
+        if self.scheduler.has_unfinished or self._in_flight is not None:
             self._run(self.scheduler.schedule())
         elif self._awaited and not self._responses:
             wait([awaited.handle for awaited in self._awaited], _ADAPTER_WAIT_S, FIRST_COMPLETED)
@@ -198,15 +215,30 @@ class PyExecutor:
     # One step
 
     def _run(self, scheduled: ScheduledRequests) -> None:
-        output = self._engine.forward(scheduled)
-        samples = self._sampler.sample(output.logits, scheduled.sampled_requests)
-        self.scheduler.complete_step(scheduled)
-        self._take_prompt_logprobs(output)
-        for request, sample in zip(scheduled.sampled_requests, samples, strict=True):
+        """Queue this step, then settle the one before it, while this one runs."""
+        before, self._in_flight = self._in_flight, None
+        if scheduled:
+            samples_before = before.samples if before is not None else None
+            output = self._engine.forward(scheduled, samples_before)
+            self._in_flight = _InFlightStep(output, self._sampler.launch(output.logits, scheduled.sampled_requests))
+        if before is not None:
+            self._settle(before)
+        if self._in_flight is not None:
+            self.scheduler.complete_step(scheduled)
+            if not (self._run_ahead and self.scheduler.may_run_ahead()):
+                step, self._in_flight = self._in_flight, None
+                self._settle(step)
+
+    def _settle(self, step: _InFlightStep) -> None:
+        """Wait for a step's tokens and tell them; what ended meanwhile is passed over."""
+        self._take_prompt_logprobs(step.output)
+        for request, sample in zip(step.samples.rows, step.samples.fetch(), strict=True):
             self._take_sample(request, sample)
 
     def _take_prompt_logprobs(self, output: StepOutput) -> None:
         for rows in output.prompt_rows:
+            if rows.request.is_finished:
+                continue
             for offset in range(0, len(rows.positions), _PROMPT_LOGITS_AT_ONCE):
                 block = slice(offset, offset + _PROMPT_LOGITS_AT_ONCE)
                 positions = rows.positions[block]
@@ -217,7 +249,7 @@ class PyExecutor:
                     break
 
     def _take_sample(self, request: LlmRequest, sample: SampledToken) -> None:
-        if request.is_finished:  # its prompt log-probabilities were refused in this very step
+        if request.is_finished:
             return
         if sample.error is not None:
             self._fail(request, sample.error)
@@ -225,11 +257,11 @@ class PyExecutor:
         response = GenerationResponse(request.request_id, request.sequence_index, token_ids=[sample.token_id])
         if sample.logprobs is not None:
             response.logprobs = [sample.logprobs]
-        if not request.output_token_ids:
+        if len(request.output_token_ids) == 1:
             response.num_cached_tokens = request.num_cached_tokens
             if request.sampling_params.prompt_logprobs is not None:
                 response.prompt_logprobs = request.prompt_logprobs or [None]
-        if request.append_token(sample.token_id) is not None:
+        if request.resolve_token(sample.token_id) is not None:
             self.scheduler.finish(request)
         self._respond(request, response)
 
@@ -261,15 +293,18 @@ def _create_adapter_store(
 ) -> AdapterStore | None:
     if loaded.lora_config is None or loaded.lora_manager is None:
         return None
+    pin_memory = pin_memory_available(loaded.device)
     if read is None:
         read = AdapterReader(
             sites=loaded.lora_manager.sites,
             lora_config=loaded.lora_config,
             dtype=loaded.dtype,
-            pin_memory=pin_memory_available(loaded.device),
+            pin_memory=pin_memory,
+            base_parameters=DequantizedParameters(loaded.model),
         ).read
     return AdapterStore(
         read,
+        combine=AdapterCombiner(loaded.lora_config.max_lora_rank, pin_memory).combine,
         max_adapters=loaded.lora_config.max_cpu_loras,
         max_bytes=args.peft_cache_config.host_cache_size,
     )

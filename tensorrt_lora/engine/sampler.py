@@ -18,6 +18,7 @@ from tensorrt_lora.engine.sampling_batch import DrawSettings, draw_settings, mas
 from tensorrt_lora.engine.sampling_filters import apply_min_p, apply_top_k, apply_top_p, draw_tokens
 from tensorrt_lora.engine.token_logprobs import logprob_dict, logprob_table
 from tensorrt_lora.sampling_params import Logprob
+from tensorrt_lora.utils.host_copy import HostCopy
 
 
 @dataclass(slots=True)
@@ -36,17 +37,17 @@ class PendingSamples:
     Attributes:
         rows: the requests, in order.
         token_ids: int64 [n] on the device.
-        table: int64 [n, 2 or more] on the device: token id, whether the logits were finite, then a
+        table: int64 [n, 2 or more] on its way to the host: token id, whether the logits were finite, then a
             `logprob_table`.
     """
 
     rows: Sequence[LlmRequest]
     token_ids: torch.Tensor
-    table: torch.Tensor
+    table: HostCopy
 
     def fetch(self) -> list[SampledToken]:
-        """Wait for the device; the sampler's only sync."""
-        host = self.table.cpu().numpy()
+        """Wait for these tokens, not for later steps; the sampler's only sync."""
+        host = self.table.wait()
         samples = []
         for request, row in zip(self.rows, host, strict=True):
             token_id, finite, top = int(row[0]), bool(row[1]), request.sampling_params.logprobs
@@ -83,7 +84,7 @@ class Sampler:
         finite = finite_rows(logits)
         if penalties is None and masked is None and settings is None and not tops:
             token_ids = logits.argmax(dim=-1)
-            return PendingSamples(rows, token_ids, torch.stack([token_ids, finite], dim=-1))
+            return PendingSamples(rows, token_ids, HostCopy(torch.stack([token_ids, finite], dim=-1)))
         raw = logits.float().masked_fill(~finite[:, None], 0.0)
         scores = raw if penalties is None and masked is None else raw.clone()
         if penalties is not None:
@@ -96,7 +97,7 @@ class Sampler:
         columns = [token_ids[:, None], finite[:, None].long()]
         if tops:
             columns.append(logprob_table(raw, token_ids, max(tops)))
-        return PendingSamples(rows, token_ids, torch.cat(columns, dim=-1))
+        return PendingSamples(rows, token_ids, HostCopy(torch.cat(columns, dim=-1)))
 
 
 def _draw(scores: torch.Tensor, settings: DrawSettings) -> torch.Tensor:

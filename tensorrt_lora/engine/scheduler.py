@@ -65,6 +65,15 @@ class Scheduler:
         self._round = 0
         self.num_preemptions = 0
 
+    def may_run_ahead(self) -> bool:
+        """Whether the next step can be scheduled while the tokens of the last one are in flight.
+
+        Not if it might preempt (a prefill over an unknown token), nor if a penalty needs the token.
+        """
+        return self._kv_cache.num_available_pages >= len(self._running) and all(
+            request.token_counts is None for request in self._running
+        )
+
     @property
     def has_unfinished(self) -> bool:
         return bool(self._waiting or self._running)
@@ -106,7 +115,7 @@ class Scheduler:
         insort(self._waiting, request, key=_arrival)
 
     def schedule(self) -> ScheduledRequests:
-        """The next step's batch, empty only if nothing is unfinished. `complete_step` comes next."""
+        """The next step's batch, empty only if no running request has a token to compute. `complete_step` comes next."""
         self._round += 1
         preemptions_before = self.num_preemptions
         scheduled = ScheduledRequests()
@@ -115,27 +124,30 @@ class Scheduler:
         # After a preemption pages are short by definition; a newcomer would only be the next victim.
         if self.num_preemptions == preemptions_before:
             self._admit(scheduled, budget)
-        assert scheduled or not self.has_unfinished, "the scheduler accepted a request that it cannot run"
+        assert scheduled or self._only_last_tokens(), "the scheduler accepted a request that it cannot run"
         return scheduled
 
     def complete_step(self, scheduled: ScheduledRequests) -> None:
-        """Record that the step's keys and values are written; call it before `finish`.
+        """Record that the step's keys and values are written, and count the tokens that it samples.
 
-        Requests that ended meanwhile are left out.
+        Call it once the tokens of the step before are known, and before those of this step are. Requests that ended
+        meanwhile are left out.
         """
         for chunk in scheduled.context:
             if not chunk.request.is_finished:
                 chunk.request.num_computed_tokens = chunk.stop
+                self._kv_cache.commit(chunk.request)
                 if chunk.is_last:
                     chunk.request.state = RequestState.GENERATION
-                self._kv_cache.commit(chunk.request)
+                    chunk.request.reserve_token()
         for request in scheduled.generation:
             if not request.is_finished:
                 request.num_computed_tokens += 1
                 self._kv_cache.commit(request)
+                request.reserve_token()
 
     def finish(self, request: LlmRequest) -> None:
-        """Release everything of a request whose `append_token` gave a finish reason. May be repeated."""
+        """Release everything of a request whose `resolve_token` gave a finish reason. May be repeated."""
         self._release(request, discard=False)
 
     def abort(self, request: LlmRequest) -> None:
@@ -229,6 +241,11 @@ class Scheduler:
             return num_tokens
         cut = self._enable_chunked_prefill or num_tokens > self._max_num_tokens
         return budget if cut else 0
+
+    def _only_last_tokens(self) -> bool:
+        return all(request.state is RequestState.LAST_TOKEN for request in self._running) and (
+            bool(self._running) or not self._waiting
+        )
 
     def _release(self, request: LlmRequest, *, discard: bool) -> list[int]:
         for queue in (self._waiting, self._running):

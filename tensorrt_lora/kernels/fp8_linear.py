@@ -40,7 +40,7 @@ def fp8_linear(
         counters: this weight's `tile_counters`.
     """
     assert x.values.shape[1] == weight.shape[1] and x.values.is_contiguous() and weight.is_contiguous()
-    assert weight_scale.is_contiguous() and weight_scale.shape[0] in (weight.shape[0], triton.cdiv(weight.shape[0], BLOCK))
+    assert weight_scale.is_contiguous() and weight_scale.dim() in (1, 2)
     if not use_triton(x.values):
         return fp8_linear_reference(x, weight, weight_scale, bias, out_dtype)
     shape = (x.values.shape[0], weight.shape[0], weight.shape[1])
@@ -97,7 +97,8 @@ def fp8_linear_triton(
     split_width = triton.cdiv(triton.cdiv(in_features, config.splits), config.block_k) * config.block_k
     splits = triton.cdiv(in_features, split_width)
     assert splits == 1 or tokens <= config.block_m, "split sums are counted for one row of tiles"
-    assert config.block_n >= MIN_BLOCK_N and (not block_scales or (config.block_k == BLOCK and BLOCK % config.block_n == 0))
+    assert config.block_n >= MIN_BLOCK_N
+    assert not block_scales or (config.block_k == BLOCK and BLOCK % config.block_n == 0)
     partials = weight.new_empty((splits, tokens, out_features), dtype=torch.float32) if splits > 1 else out
     _fp8_linear_kernel[(triton.cdiv(out_features, config.block_n), splits, triton.cdiv(tokens, config.block_m))](
         x.values,
@@ -122,7 +123,7 @@ def fp8_linear_triton(
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,
         # Bytes of each weight row; their addresses must be whole 16 bytes.
-        PREFETCH=config.block_k * 2 if programmatic and in_features % 16 == 0 else 0,
+        PREFETCH=config.block_k * config.num_stages if programmatic and in_features % 16 == 0 else 0,
         PROGRAMMATIC=programmatic,
         num_warps=config.num_warps,
         num_stages=config.num_stages,

@@ -35,16 +35,10 @@ def quantize_weight_blocks(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def dequantize_weight(values: Tensor, scale: Tensor) -> Tensor:
     """values [N, K] float8 and scale [N] or [ceil(N / 128), ceil(K / 128)] -> [N, K] float32."""
-    if scale.dim() == 2:
-        scale = expand_blocks(scale, values.shape[0], values.shape[1])
-    else:
-        scale = scale[:, None]
-    return values.float().mul_(scale)
-
-
-def expand_blocks(scale: Tensor, rows: int, columns: int) -> Tensor:
-    """A scale per block -> a scale per element [rows, columns]."""
-    return scale.repeat_interleave(BLOCK, 0)[:rows].repeat_interleave(BLOCK, 1)[:, :columns]
+    rows, columns = values.shape
+    by_block = scale.dim() == 2
+    per_row = scale.repeat_interleave(BLOCK, 0)[:rows] if by_block else scale[:, None]
+    return values.float().mul_(per_row.repeat_interleave(BLOCK, 1)[:, :columns] if by_block else per_row)
 
 
 def scale_of_amax(amax: Tensor) -> Tensor:

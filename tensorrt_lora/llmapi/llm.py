@@ -11,14 +11,16 @@ from os import PathLike
 from types import TracebackType
 from typing import TypeAlias, overload
 
+from tensorrt_lora.adapters.adapter_report import AdapterReport
 from tensorrt_lora.config.llm_args import TorchLlmArgs
+from tensorrt_lora.engine.adapter_checker import AdapterChecker
 from tensorrt_lora.engine.executor_client import ExecutorClient
 from tensorrt_lora.engine.executor_worker import ExecutorFactory
 from tensorrt_lora.engine.inline_executor_client import InlineExecutorClient
 from tensorrt_lora.engine.process_executor_client import ProcessExecutorClient
 from tensorrt_lora.engine.py_executor import PyExecutor
 from tensorrt_lora.llmapi.prompt import PromptDict, PromptInput, split_prompts
-from tensorrt_lora.llmapi.request_arguments import LoRAArgument, SamplingArgument
+from tensorrt_lora.llmapi.request_arguments import LoRAArgument, PromptAdapter, SamplingArgument
 from tensorrt_lora.llmapi.request_future import RequestFuture
 from tensorrt_lora.llmapi.request_output import RequestError, RequestOutput
 from tensorrt_lora.llmapi.request_runner import RequestRunner
@@ -81,7 +83,7 @@ class LLM:
         self,
         prompts: PromptInput,
         sampling_params: SamplingParams | None = None,
-        lora_request: LoRARequest | None = None,
+        lora_request: PromptAdapter = None,
         *,
         progress: bool = False,
     ) -> RequestOutput: ...
@@ -109,7 +111,8 @@ class LLM:
         Args:
             prompts: text, token ids, `{"prompt": text}`, `{"prompt_token_ids": ids}`, or a list of these.
             sampling_params: one for all prompts or one for each; None is greedy with the default length.
-            lora_request: the adapter, for all prompts or one for each; None is the base model.
+            lora_request: the adapter, for all prompts or one for each; None is the base model, and a list of pairs
+                `[(a, 0.7), (b, -0.3)]` one combination: the sum of what the adapters add, each times its weight.
             progress: show a progress bar.
 
         A wrong call raises ValueError before anything runs. A prompt that the engine refuses (too long, an
@@ -125,7 +128,7 @@ class LLM:
         self,
         prompt: PromptInput,
         sampling_params: SamplingParams | None = None,
-        lora_request: LoRARequest | None = None,
+        lora_request: PromptAdapter = None,
         *,
         streaming: bool = False,
     ) -> RequestFuture:
@@ -140,7 +143,7 @@ class LLM:
         self,
         messages: Conversation,
         sampling_params: SamplingParams | None = None,
-        lora_request: LoRARequest | None = None,
+        lora_request: PromptAdapter = None,
         *,
         progress: bool = False,
         add_generation_prompt: bool = True,
@@ -214,6 +217,22 @@ class LLM:
         )
         # The template wrote the special tokens; a second BOS would change the answer.
         return {"prompt": text, "prompt_token_ids": self.tokenizer.encode(text, add_special_tokens=False)}
+
+    def check_lora(self, lora_request: LoRARequest) -> AdapterReport:
+        """Whether the engine can serve an adapter, with all that keeps it from that; runs here, not in the engine.
+
+        Reads the adapter's files, but loads nothing and gives the adapter no id. Raises ValueError when LoRA is off.
+        """
+        if self.args.lora_config is None:
+            raise ValueError("LoRA is off: create the LLM with lora_config=LoraConfig()")
+        checker = AdapterChecker(
+            self.args.model,
+            self.args.lora_config,
+            dtype=self.args.dtype,
+            device=self.args.device,
+            max_bytes=self.args.peft_cache_config.host_cache_size,
+        )
+        return checker.check(lora_request)
 
     def shutdown(self) -> None:
         """Stop the engine and wait for its end; requests still running fail. A second call does nothing."""

@@ -7,7 +7,7 @@ object of its own and says what is new in it.
 from dataclasses import dataclass
 
 from tensorrt_lora.engine.generation_request import FinishReason
-from tensorrt_lora.lora_request import LoRARequest
+from tensorrt_lora.lora_request import LoRARequest, WeightedLoRARequests
 from tensorrt_lora.sampling_params import Logprob
 
 
@@ -73,7 +73,7 @@ class RequestOutput:
         prompt: the text as given, or as rendered by the chat template; None for a prompt of token ids.
         prompt_logprobs: one dict per prompt token, None for the first; None unless asked for.
         finished: no snapshot follows.
-        lora_request: the adapter it ran with; None for the base model.
+        lora_request: the adapter, or the combination, it ran with; None for the base model.
         error: why the request failed; every completion then has finish reason "error".
     """
 
@@ -84,5 +84,5 @@ class RequestOutput:
     usage: Usage
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     finished: bool = False
-    lora_request: LoRARequest | None = None
+    lora_request: LoRARequest | WeightedLoRARequests | None = None
     error: str | None = None

@@ -15,16 +15,18 @@ from tensorrt_lora.llmapi.output_builder import OutputBuilder
 from tensorrt_lora.llmapi.prompt import Prompt, read_prompt
 from tensorrt_lora.llmapi.request_arguments import (
     LoRAArgument,
+    PromptAdapter,
     SamplingArgument,
-    check_lora_request,
-    check_sampling_params,
-    one_per_prompt,
+    adapter_per_prompt,
+    read_lora_request,
+    read_sampling_params,
+    sampling_per_prompt,
 )
 from tensorrt_lora.llmapi.request_future import RequestFuture
 from tensorrt_lora.llmapi.request_output import RequestOutput
 from tensorrt_lora.llmapi.response_dispatcher import ResponseDispatcher
 from tensorrt_lora.llmapi.tokenizer import Tokenizer
-from tensorrt_lora.lora_request import LoRARequest
+from tensorrt_lora.lora_request import LoRARequest, WeightedLoRARequests
 from tensorrt_lora.sampling_params import SamplingParams
 
 
@@ -41,13 +43,14 @@ class RequestRunner:
         self,
         prompt: object,
         sampling_params: SamplingParams | None,
-        lora_request: LoRARequest | None,
+        lora_request: PromptAdapter,
         *,
         streaming: bool,
     ) -> RequestFuture:
         """Start one request; `prompt` is any `PromptInput`."""
-        self._check(sampling_params, lora_request)
-        return self._submit(read_prompt(prompt, self._tokenizer), sampling_params, lora_request, streaming=streaming)
+        params = read_sampling_params(sampling_params, has_tokenizer=self._tokenizer is not None)
+        adapter = read_lora_request(lora_request, lora_enabled=self._lora_enabled)
+        return self._submit(read_prompt(prompt, self._tokenizer), params, adapter, streaming=streaming)
 
     def run(
         self,
@@ -58,10 +61,9 @@ class RequestRunner:
         progress: bool,
     ) -> list[RequestOutput]:
         """Run a list of requests to their ends, failed ones too, in order. Nothing runs if the call is wrong."""
-        params = one_per_prompt("sampling_params", sampling_params, len(prompts))
-        adapters = one_per_prompt("lora_request", lora_request, len(prompts))
-        for param, adapter in zip(params, adapters, strict=True):
-            self._check(param, adapter)
+        count = len(prompts)
+        params = sampling_per_prompt(sampling_params, count, has_tokenizer=self._tokenizer is not None)
+        adapters = adapter_per_prompt(lora_request, count, lora_enabled=self._lora_enabled)
         tokenized = [read_prompt(prompt, self._tokenizer) for prompt in prompts]
         futures: list[RequestFuture] = []
         try:
@@ -79,7 +81,7 @@ class RequestRunner:
         self,
         prompt: Prompt,
         sampling_params: SamplingParams | None,
-        lora_request: LoRARequest | None,
+        lora_request: LoRARequest | WeightedLoRARequests | None,
         *,
         streaming: bool,
     ) -> RequestFuture:
@@ -93,7 +95,3 @@ class RequestRunner:
         future = RequestFuture(builder, streaming=streaming, on_abort=self._dispatcher.abort)
         self._dispatcher.submit(request, future)
         return future
-
-    def _check(self, sampling_params: object, lora_request: object) -> None:
-        check_sampling_params(sampling_params, has_tokenizer=self._tokenizer is not None)
-        check_lora_request(lora_request, lora_enabled=self._lora_enabled)

@@ -1,4 +1,4 @@
-"""Weights into a model: streamed from a Hugging Face checkpoint, or drawn at random.
+"""Weights into a model, streamed from a Hugging Face checkpoint.
 
 Called by the engine after `create_model`. Every tensor goes straight from its file to its place in the
 (possibly fused) parameter on the device, so the host never holds a second copy of the model. Names, shapes
@@ -17,13 +17,17 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from tensorrt_lora.config.model_config import ModelConfig
-from tensorrt_lora.modules.embedding import LMHead
-from tensorrt_lora.modules.linear import Linear
+from tensorrt_lora.models.checkpoint_targets import checkpoint_targets
+from tensorrt_lora.modules.checkpoint_target import CheckpointTarget
 from tensorrt_lora.utils.logger import logger
 
-_BYTES_OF_DTYPE = {"F32": 4, "F16": 2, "BF16": 2}
+_BYTES_OF_DTYPE = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1}
 # Derived from the config, but stored by some checkpoints.
 _IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "self_attn.bias", "self_attn.masked_bias")
+# Of a quantised KV cache; ours is not quantised.
+_KV_CACHE_SCALE_SUFFIXES = (".k_scale", ".v_scale", ".kv_scale")
+# Formats differ in what they call the same scales.
+_SUFFIX_SYNONYMS = {".weight_scale_inv": ".weight_scale", ".activation_scale": ".input_scale"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +35,16 @@ class StoredTensor:
     """A tensor's entry in the header of a safetensors file."""
 
     file: Path
+    name: str
     dtype: str
     shape: tuple[int, ...]
 
     @property
     def nbytes(self) -> int:
         return torch.Size(self.shape).numel() * _BYTES_OF_DTYPE[self.dtype]
+
+    def describe(self) -> str:
+        return f"tensor {self.name} in {self.file}"
 
 
 def load_weights(model: nn.Module, config: ModelConfig, progress: bool = False) -> None:
@@ -65,52 +73,8 @@ def load_weights(model: nn.Module, config: ModelConfig, progress: bool = False) 
         for file, names in names_by_file.items():
             with _open(file) as tensors:
                 for name in names:
-                    targets[name].copy_(tensors.get_tensor(name))
+                    targets[name].load(tensors.get_tensor(stored[name].name))
                     bar.advance(task, stored[name].nbytes)
-
-
-def load_dummy_weights(model: nn.Module, seed: int) -> None:
-    """Fill `model` with random weights that keep activations near 1 and give logits a deviation near 3.
-
-    Drawn on the device, in its own generator: equal seeds give equal weights on equal devices.
-    """
-    head = next(module for module in model.modules() if isinstance(module, LMHead))
-    generator = torch.Generator(device=head.weight.device).manual_seed(seed)
-    with torch.inference_mode():
-        for name, parameter in model.named_parameters():
-            if parameter is head.weight:
-                # Also when tied to the embedding: the first norm undoes the embedding's scale.
-                parameter.normal_(0.0, 3.0 / parameter.shape[1] ** 0.5, generator=generator)
-            elif name.endswith("embed_tokens.weight"):
-                parameter.normal_(0.0, 1.0, generator=generator)
-            elif parameter.dim() == 2:
-                parameter.normal_(0.0, 1.0 / parameter.shape[1] ** 0.5, generator=generator)
-            elif name.endswith("bias"):
-                parameter.normal_(0.0, 0.1, generator=generator)
-            else:
-                parameter.normal_(1.0, 0.05, generator=generator)
-
-
-def checkpoint_targets(model: nn.Module, *, with_shared: bool = False) -> dict[str, torch.Tensor]:
-    """Where each tensor of a Hugging Face checkpoint goes: a parameter, or rows of a fused one, by name.
-
-    A parameter that two modules share appears once, under the name of the first, or with `with_shared` under both.
-    """
-    targets: dict[str, torch.Tensor] = {}
-    seen: set[int] = set()
-    for path, module in model.named_modules():
-        for leaf, parameter in module.named_parameters(recurse=False):
-            if id(parameter) in seen and not with_shared:
-                continue
-            seen.add(id(parameter))
-            if isinstance(module, Linear) and module.checkpoint_parts:
-                parent = path.rpartition(".")[0]
-                rows = parameter.split([size for _, size in module.checkpoint_parts])
-                for (part, _), target in zip(module.checkpoint_parts, rows, strict=True):
-                    targets[f"{parent}.{part}.{leaf}"] = target
-            else:
-                targets[f"{path}.{leaf}"] = parameter
-    return targets
 
 
 def find_checkpoint_files(model_dir: Path) -> list[Path]:
@@ -136,13 +100,22 @@ def find_checkpoint_files(model_dir: Path) -> list[Path]:
 
 
 def _read_headers(files: list[Path]) -> dict[str, StoredTensor]:
+    """What the files hold, by the names that `checkpoint_targets` has for it."""
     stored: dict[str, StoredTensor] = {}
     for file in files:
         with _open(file) as tensors:
             for name in tensors.offset_keys():
                 header = tensors.get_slice(name)
-                stored[name] = StoredTensor(file, str(header.get_dtype()), tuple(header.get_shape()))
+                tensor = StoredTensor(file, name, str(header.get_dtype()), tuple(header.get_shape()))
+                stored[_without_synonym(name)] = tensor
     return stored
+
+
+def _without_synonym(name: str) -> str:
+    for synonym, suffix in _SUFFIX_SYNONYMS.items():
+        if name.endswith(synonym):
+            return name.removesuffix(synonym) + suffix
+    return name
 
 
 @contextmanager
@@ -155,12 +128,14 @@ def _open(file: Path) -> Iterator[safe_open]:
 
 
 def _match(
-    targets: dict[str, torch.Tensor], stored: dict[str, StoredTensor], config: ModelConfig
+    targets: dict[str, CheckpointTarget], stored: dict[str, StoredTensor], config: ModelConfig
 ) -> list[str]:
     """The names to load, in file order, once names, shapes and dtypes agree."""
     missing = sorted(targets.keys() - stored.keys())
     unexpected = sorted(
-        name for name in stored.keys() - targets.keys() if not _is_redundant(name, stored[name], config)
+        tensor.name
+        for name, tensor in stored.items()
+        if name not in targets and not _is_redundant(name, tensor, config)
     )
     if missing or unexpected:
         problems = [
@@ -174,15 +149,12 @@ def _match(
 
     names = [name for name in stored if name in targets]
     for name in names:
-        shape, wanted = stored[name].shape, tuple(targets[name].shape)
-        if shape != wanted:
+        tensor, target = stored[name], targets[name]
+        if tensor.shape not in target.shapes:
+            raise ValueError(f"{tensor.describe()} has shape {tensor.shape}, the model needs {target.shapes[0]}")
+        if tensor.dtype not in target.dtypes:
             raise ValueError(
-                f"tensor {name} in {stored[name].file} has shape {shape}, the model needs {wanted}"
-            )
-        if stored[name].dtype not in _BYTES_OF_DTYPE:
-            raise ValueError(
-                f"tensor {name} in {stored[name].file} has dtype {stored[name].dtype}; "
-                f"only {', '.join(_BYTES_OF_DTYPE)} can be loaded"
+                f"{tensor.describe()} has dtype {tensor.dtype}; only {', '.join(target.dtypes)} can be loaded"
             )
     return names
 
@@ -191,6 +163,9 @@ def _is_redundant(name: str, tensor: StoredTensor, config: ModelConfig) -> bool:
     """Whether a stored tensor without a target follows from the config or from another tensor."""
     if name.endswith(_IGNORED_SUFFIXES):
         logger.debug("ignoring %s: it is computed from the config", name)
+        return True
+    if config.quantization is not None and name.endswith(_KV_CACHE_SCALE_SUFFIXES):
+        logger.debug("ignoring %s: the KV cache is not quantised", name)
         return True
     tied_head = name == "lm_head.weight" and config.tie_word_embeddings
     if tied_head and tensor.shape == (config.vocab_size, config.hidden_size):

@@ -4,6 +4,7 @@ import torch
 
 from tensorrt_lora.config.model_config import ModelConfig
 from tensorrt_lora.models.modeling_decoder import DecoderModelForCausalLM
+from tensorrt_lora.modules.linear_method_factory import LinearMethodFactory
 from tensorrt_lora.modules.mlp import MLP
 
 
@@ -11,7 +12,9 @@ class ArceeForCausalLM(DecoderModelForCausalLM):
     """The MLP has no gate; its activation is a squared ReLU."""
 
     @staticmethod
-    def make_mlp(config: ModelConfig, layer_idx: int, dtype: torch.dtype, device: torch.device) -> MLP:
+    def make_mlp(
+        config: ModelConfig, layer_idx: int, dtype: torch.dtype, device: torch.device, methods: LinearMethodFactory
+    ) -> MLP:
         return MLP(
             layer_idx=layer_idx,
             hidden_size=config.hidden_size,
@@ -20,4 +23,5 @@ class ArceeForCausalLM(DecoderModelForCausalLM):
             hidden_act=config.hidden_act,
             dtype=dtype,
             device=device,
+            methods=methods,
         )

@@ -13,6 +13,7 @@ from tensorrt_lora.lora.lora_params import LoraParams
 from tensorrt_lora.modules.attention import Attention
 from tensorrt_lora.modules.embedding import Embedding, LMHead
 from tensorrt_lora.modules.gated_mlp import GatedMLP
+from tensorrt_lora.modules.linear_method_factory import LinearMethodFactory
 from tensorrt_lora.modules.mlp import MLP
 from tensorrt_lora.modules.rms_norm import RMSNorm
 from tensorrt_lora.modules.rotary_embedding import RotaryEmbedding
@@ -138,8 +139,15 @@ class DecoderModelForCausalLM(nn.Module):
                     attn_backend=attn_backend,
                     dtype=dtype,
                     device=device,
+                    methods=LinearMethodFactory(config.quantization, f"model.layers.{layer_idx}.self_attn"),
                 ),
-                mlp=self.make_mlp(config, layer_idx, dtype, device),
+                mlp=self.make_mlp(
+                    config,
+                    layer_idx,
+                    dtype,
+                    device,
+                    LinearMethodFactory(config.quantization, f"model.layers.{layer_idx}.mlp"),
+                ),
                 config=config,
                 dtype=dtype,
                 device=device,
@@ -157,7 +165,7 @@ class DecoderModelForCausalLM(nn.Module):
 
     @staticmethod
     def make_mlp(
-        config: ModelConfig, layer_idx: int, dtype: torch.dtype, device: torch.device
+        config: ModelConfig, layer_idx: int, dtype: torch.dtype, device: torch.device, methods: LinearMethodFactory
     ) -> GatedMLP | MLP:
         """The feed-forward block of one layer."""
         return GatedMLP(
@@ -168,6 +176,7 @@ class DecoderModelForCausalLM(nn.Module):
             hidden_act=config.hidden_act,
             dtype=dtype,
             device=device,
+            methods=methods,
         )
 
     def forward(

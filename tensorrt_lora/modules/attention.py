@@ -12,6 +12,7 @@ from tensorrt_lora.lora.layer import LoraLayer
 from tensorrt_lora.lora.lora_params import LoraParams
 from tensorrt_lora.lora.module_types import LoraModuleType
 from tensorrt_lora.modules.linear import Linear
+from tensorrt_lora.modules.linear_method_factory import LinearMethodFactory
 from tensorrt_lora.modules.rms_norm import RMSNorm
 from tensorrt_lora.modules.rotary_embedding import RotaryEmbedding
 
@@ -32,6 +33,7 @@ class Attention(nn.Module):
         attn_backend: the class that attends over the paged cache.
         dtype: of the weights.
         device: where they live.
+        methods: of the projections; None leaves them unquantised.
     """
 
     def __init__(
@@ -49,8 +51,10 @@ class Attention(nn.Module):
         attn_backend: type[AttentionBackend],
         dtype: torch.dtype,
         device: torch.device,
+        methods: LinearMethodFactory | None = None,
     ) -> None:
         super().__init__()
+        methods = methods or LinearMethodFactory()
         self.layer_idx = layer_idx
         self.head_dim = head_dim
         self.q_size = num_heads * head_dim
@@ -64,6 +68,7 @@ class Attention(nn.Module):
             dtype=dtype,
             device=device,
             checkpoint_parts=tuple(zip(names, sizes, strict=True)),
+            method=methods.create(*names),
         )
         self.qkv_lora = LoraLayer(
             module_types=(LoraModuleType.ATTENTION_Q, LoraModuleType.ATTENTION_K, LoraModuleType.ATTENTION_V),
@@ -77,6 +82,7 @@ class Attention(nn.Module):
             bias=o_bias,
             dtype=dtype,
             device=device,
+            method=methods.create("o_proj"),
             lora=LoraLayer(
                 module_types=(LoraModuleType.ATTENTION_DENSE,),
                 hf_names=("o_proj",),

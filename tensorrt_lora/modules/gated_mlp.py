@@ -8,6 +8,7 @@ from tensorrt_lora.lora.layer import LoraLayer
 from tensorrt_lora.lora.lora_params import LoraParams
 from tensorrt_lora.lora.module_types import LoraModuleType
 from tensorrt_lora.modules.linear import Linear
+from tensorrt_lora.modules.linear_method_factory import LinearMethodFactory
 
 
 class GatedMLP(nn.Module):
@@ -21,6 +22,7 @@ class GatedMLP(nn.Module):
         hidden_act: the config's name of the activation.
         dtype: of the weights.
         device: where they live.
+        methods: of the projections; None leaves them unquantised.
 
     Raises:
         ValueError: the activation is not "silu".
@@ -36,8 +38,10 @@ class GatedMLP(nn.Module):
         hidden_act: str,
         dtype: torch.dtype,
         device: torch.device,
+        methods: LinearMethodFactory | None = None,
     ) -> None:
         super().__init__()
+        methods = methods or LinearMethodFactory()
         if hidden_act != "silu":
             raise ValueError(f"hidden_act={hidden_act!r} is not supported in a gated MLP; supported: 'silu'")
         self.layer_idx = layer_idx
@@ -48,6 +52,7 @@ class GatedMLP(nn.Module):
             dtype=dtype,
             device=device,
             checkpoint_parts=(("gate_proj", intermediate_size), ("up_proj", intermediate_size)),
+            method=methods.create("gate_proj", "up_proj"),
         )
         self.gate_up_lora = LoraLayer(
             module_types=(LoraModuleType.MLP_H_TO_4H, LoraModuleType.MLP_GATE),
@@ -61,6 +66,7 @@ class GatedMLP(nn.Module):
             bias=bias,
             dtype=dtype,
             device=device,
+            method=methods.create("down_proj"),
             lora=LoraLayer(
                 module_types=(LoraModuleType.MLP_4H_TO_H,),
                 hf_names=("down_proj",),

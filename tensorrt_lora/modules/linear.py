@@ -1,28 +1,37 @@
 """A linear layer with an optional LoRA branch.
 
 Used as it is for o_proj and down_proj; `Attention`, `GatedMLP` and `MLP` take its `base` and dispatch the
-LoRA of their first projection themselves. Knows nothing of adapters, streams or devices.
+LoRA of their first projection themselves. Knows nothing of adapters, streams, devices or number formats.
 """
 
+from collections.abc import Iterator
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tensorrt_lora.lora.layer import BaseProjection, LoraLayer
 from tensorrt_lora.lora.lora_params import LoraParams
+from tensorrt_lora.modules.checkpoint_target import CheckpointTarget, copy_target
+from tensorrt_lora.modules.linear_method import LinearMethod, UnquantizedLinearMethod
+from tensorrt_lora.modules.linear_weights import LinearWeights
 
 
-class Linear(nn.Module):
+class Linear(LinearWeights):
     """y = x W^T + b, and LoRA on top where `lora` is given.
 
     Args:
         in_features: width of the input.
         out_features: width of the output.
         bias: whether there is a bias [out].
-        dtype: of weight [out, in] and bias, both left uninitialised.
+        dtype: of activations and bias, and of an unquantised weight; parameters are left uninitialised.
         device: where they live.
         lora: the LoRA branch that `forward` dispatches.
         checkpoint_parts: for a weight that stores several projections one under another, their Hugging Face
             names (which stand in this layer's place) and their row counts, in order.
+        method: how the weight is stored and applied; None for as it is.
+
+    Raises:
+        ValueError: the method cannot store these sizes.
     """
 
     def __init__(
@@ -35,25 +44,50 @@ class Linear(nn.Module):
         device: torch.device,
         lora: LoraLayer | None = None,
         checkpoint_parts: tuple[tuple[str, int], ...] = (),
+        method: LinearMethod | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(in_features=in_features, out_features=out_features, dtype=dtype)
         assert not checkpoint_parts or sum(rows for _, rows in checkpoint_parts) == out_features
-        self.in_features = in_features
-        self.out_features = out_features
         self.checkpoint_parts = checkpoint_parts
-        weight = torch.empty((out_features, in_features), dtype=dtype, device=device)
-        self.weight = nn.Parameter(weight, requires_grad=False)
-        self.bias: nn.Parameter | None = None
+        self._method = method or UnquantizedLinearMethod()
+        part_sizes = tuple(rows for _, rows in checkpoint_parts) or (out_features,)
+        self._method.create_weights(self, part_sizes, device)
         if bias:
-            self.bias = nn.Parameter(weight.new_empty(out_features), requires_grad=False)
+            self.bias = nn.Parameter(torch.empty(out_features, dtype=dtype, device=device), requires_grad=False)
         self.lora = lora
 
-    def base(self, x: torch.Tensor) -> BaseProjection:
+    def base(self, x: Tensor) -> BaseProjection:
         """The projection without LoRA, bound to `x` [T, in]: to be called, or taken apart by a fused plan."""
-        return BaseProjection(x, self.weight, self.bias)
+        return self._method.base(self, x)
 
-    def forward(self, x: torch.Tensor, lora_params: LoraParams | None, layer_idx: int) -> torch.Tensor:
+    def forward(self, x: Tensor, lora_params: LoraParams | None, layer_idx: int) -> Tensor:
         """[T, in] -> [T, out], a tensor of its own."""
         if self.lora is None:
             return self.base(x)()
         return LoraLayer.forward_with_base(self.base(x), (self.lora,), x, lora_params, layer_idx)
+
+    def parts(self, path: str) -> Iterator[tuple[str, slice]]:
+        """(Hugging Face name, rows) of every projection in the weight of this layer, whose own name is `path`."""
+        if not self.checkpoint_parts:
+            yield path, slice(0, self.out_features)
+            return
+        parent, start = path.rpartition(".")[0], 0
+        for name, size in self.checkpoint_parts:
+            yield f"{parent}.{name}" if parent else name, slice(start, start + size)
+            start += size
+
+    def checkpoint_targets(self, rows: slice) -> dict[str, CheckpointTarget]:
+        """What a checkpoint has for one part, by the last part of its name."""
+        targets = self._method.checkpoint_targets(self, rows)
+        if self.bias is not None:
+            targets["bias"] = copy_target(self.bias[rows])
+        return targets
+
+    def set_weight(self, values: Tensor) -> None:
+        """Store unquantised values [out, in], each part quantised by itself."""
+        for _, rows in self.parts(""):
+            self._method.set_weight(self, rows, values[rows])
+
+    def dequantized_weight(self, rows: slice | None = None) -> Tensor:
+        """[out, in] (or some rows of it) in `dtype`: the weight itself, or a new tensor where that is quantised."""
+        return self._method.dequantized_weight(self, rows or slice(0, self.out_features))

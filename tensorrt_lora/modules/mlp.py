@@ -8,6 +8,7 @@ from tensorrt_lora.lora.layer import LoraLayer
 from tensorrt_lora.lora.lora_params import LoraParams
 from tensorrt_lora.lora.module_types import LoraModuleType
 from tensorrt_lora.modules.linear import Linear
+from tensorrt_lora.modules.linear_method_factory import LinearMethodFactory
 
 
 class MLP(nn.Module):
@@ -21,6 +22,7 @@ class MLP(nn.Module):
         hidden_act: the config's name of the activation.
         dtype: of the weights.
         device: where they live.
+        methods: of the projections; None leaves them unquantised.
 
     Raises:
         ValueError: the activation is not "relu2".
@@ -36,13 +38,20 @@ class MLP(nn.Module):
         hidden_act: str,
         dtype: torch.dtype,
         device: torch.device,
+        methods: LinearMethodFactory | None = None,
     ) -> None:
         super().__init__()
+        methods = methods or LinearMethodFactory()
         if hidden_act != "relu2":
             raise ValueError(f"hidden_act={hidden_act!r} is not supported in a plain MLP; supported: 'relu2'")
         self.layer_idx = layer_idx
         self.up_proj = Linear(
-            in_features=hidden_size, out_features=intermediate_size, bias=bias, dtype=dtype, device=device
+            in_features=hidden_size,
+            out_features=intermediate_size,
+            bias=bias,
+            dtype=dtype,
+            device=device,
+            method=methods.create("up_proj"),
         )
         self.up_lora = LoraLayer(
             module_types=(LoraModuleType.MLP_H_TO_4H,),
@@ -56,6 +65,7 @@ class MLP(nn.Module):
             bias=bias,
             dtype=dtype,
             device=device,
+            method=methods.create("down_proj"),
             lora=LoraLayer(
                 module_types=(LoraModuleType.MLP_4H_TO_H,),
                 hf_names=("down_proj",),

@@ -68,7 +68,10 @@ _FEATURES = {
         {"target_modules": "all-linear", "use_dora": True, "use_rslora": True, "rank_pattern": {"k_proj": 2}},
         "llama_tied_bias",
     ),
-    "dora and base biases": ({"target_modules": ["v_proj", "o_proj"], "use_dora": True, "bias": "all"}, "llama_tied_bias"),
+    "dora and base biases": (
+        {"target_modules": ["v_proj", "o_proj"], "use_dora": True, "bias": "all"},
+        "llama_tied_bias",
+    ),
     "bias of lora_B": ({"target_modules": ["q_proj", "up_proj"], "lora_bias": True, "lora_alpha": 12}, "qwen2"),
     "bias of lora_B without a base bias": ({"target_modules": ["q_proj", "gate_proj"], "lora_bias": True}, "qwen3"),
     "base biases of targets": ({"target_modules": ["q_proj", "k_proj"], "bias": "lora_only"}, "qwen2"),
@@ -116,7 +119,7 @@ def test_what_a_module_computes_equals_pefts(name, read, tmp_path):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("start", ["pissa", "olora"])
 def test_a_start_that_changes_the_base_is_served_once_peft_has_converted_it(start, read, refuse, tmp_path):
-    """PEFT's recipe: save the start, train, save with the start's path. The result is a plain LoRA of twice the rank."""
+    """PEFT's recipe: save the start, train, save with the start's path. It makes a plain LoRA of twice the rank."""
     config = PeftLoraConfig(r=3, target_modules=["q_proj", "down_proj"], init_lora_weights=start, lora_alpha=6)
     peft_model = get_peft_model(make_tiny_model("qwen3"), config).eval()
     peft_model.peft_config["default"].init_lora_weights = True

@@ -163,9 +163,9 @@ def test_refuses_an_unknown_architecture(architectures: list[str] | None) -> Non
     )
 
 
-def test_refuses_a_quantised_checkpoint() -> None:
-    hf_config = LlamaConfig(**_SIZES, quantization_config={"quant_method": "fp8"})
-    with pytest.raises(ValueError, match=r"the checkpoint is quantised \(fp8\), which is not served yet"):
+def test_refuses_a_quantisation_that_is_not_served() -> None:
+    hf_config = LlamaConfig(**_SIZES, quantization_config={"quant_method": "awq"})
+    with pytest.raises(ValueError, match=r"the checkpoint is quantised \(awq\), which is not served: use one in FP8"):
         ModelConfig.from_hf(hf_config)
 
 

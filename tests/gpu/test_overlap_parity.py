@@ -21,7 +21,7 @@ from tensorrt_lora.lora.layer import LoraLayer
 from tensorrt_lora.lora.lora_params import LoraParams
 from tensorrt_lora.lora.lora_plan import LoraPlan
 from tensorrt_lora.lora.module_types import LoraModuleType
-from tensorrt_lora.models.checkpoint_loader import checkpoint_targets
+from tensorrt_lora.models.dequantized_parameters import DequantizedParameters
 from tensorrt_lora.modules.attention import Attention
 from tensorrt_lora.modules.gated_mlp import GatedMLP
 from tensorrt_lora.modules.linear import Linear
@@ -42,6 +42,7 @@ ADAPTERS_OF_ROWS: dict[str, list[int | None]] = {
     "none": [None] * ROWS,
     "one": [1] * ROWS,
     "several": [2, None, 1, 3, None, 1],
+    "dora and biases": [4, None, 5, 1, None, 6],
 }
 
 
@@ -129,7 +130,7 @@ class Side:
         self.manager = CudaGraphLoraManager(
             blocks,
             LoraConfig(overlap_lora_and_base=self.overlap, max_lora_rank=33, max_loras=4),
-            base_parameters=checkpoint_targets(blocks),
+            base_parameters=DequantizedParameters(blocks),
             cache_bytes=1 << 30,
             max_num_tokens=ROWS,
             dtype=self.dtype,
@@ -145,10 +146,17 @@ class Side:
         return self.module(positions, x, self.metadata, lora_params)
 
     def adapters(self, batch: str) -> list[RandomAdapter | None]:
-        ranks = {1: 16, 2: 33, 3: 3}
+        fields: dict[int, dict[str, int]] = {
+            1: {"rank": 16},
+            2: {"rank": 33},
+            3: {"rank": 3},
+            4: {"rank": 16, "magnitude": True},
+            5: {"rank": 8, "bias": True},
+            6: {"rank": 31, "magnitude": True, "base_bias": True},
+        }
         made = {
-            number: random_adapter(self.manager.sites, number, rank=rank, dtype=self.dtype)
-            for number, rank in ranks.items()
+            number: random_adapter(self.manager.sites, number, dtype=self.dtype, **fields[number])
+            for number in set(ADAPTERS_OF_ROWS[batch]) - {None}
         }
         return [None if number is None else made[number] for number in ADAPTERS_OF_ROWS[batch]]
 

@@ -7,7 +7,9 @@ import torch
 
 from tensorrt_lora.config.model_config import ModelConfig
 from tensorrt_lora.models.auto_model import create_model
-from tensorrt_lora.models.checkpoint_loader import checkpoint_targets, load_dummy_weights, load_weights
+from tensorrt_lora.models.checkpoint_loader import load_weights
+from tensorrt_lora.models.checkpoint_targets import checkpoint_targets
+from tensorrt_lora.models.dummy_weights import load_dummy_weights
 from tensorrt_lora.models.modeling_decoder import DecoderModelForCausalLM
 from tests.support.paged_forward import PagedForward
 from tests.support.tiny_models import FAMILIES, VOCAB_SIZE, make_tiny_model, save_tiny_model
@@ -50,7 +52,7 @@ def test_weights_arrive_unchanged(tmp_path: Path, device: torch.device) -> None:
     save_tiny_model(tmp_path, "qwen2", tokenizer=False)
     targets = checkpoint_targets(load(tmp_path, torch.float32, device))
     for name, parameter in make_tiny_model("qwen2").named_parameters():
-        assert targets[name].device == device and torch.equal(targets[name].cpu(), parameter), name
+        assert targets[name].tensor.device == device and torch.equal(targets[name].tensor.cpu(), parameter), name
 
 
 def test_dummy_weights_are_given_by_the_seed(device: torch.device) -> None:

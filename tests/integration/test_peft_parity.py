@@ -85,6 +85,18 @@ def test_a_mixed_batch_answers_as_peft_does(oracle_for, family: str):
         generate(llm, oracle, MIXED, prompts_for(MIXED))
 
 
+def run_ahead(args: TorchLlmArgs, *, progress: bool) -> PyExecutor:
+    """The engine as it runs with CUDA graphs: the host queues a step before it knows the tokens of the last one."""
+    return PyExecutor(args, progress=progress, run_ahead=True)
+
+
+@pytest.mark.parametrize("max_loras", [2, 5])
+def test_running_ahead_of_the_device(oracle_for, max_loras: int):
+    oracle = oracle_for("qwen3")
+    with make_llm(oracle.model_dir, max_loras=max_loras, max_num_tokens=40, executor_factory=run_ahead) as llm:
+        generate(llm, oracle, MIXED, prompts_for(MIXED, seed=6))
+
+
 @pytest.mark.parametrize("family", ["qwen3", "llama", "arcee"])
 def test_each_adapter_alone_answers_as_in_the_batch(oracle_for, family: str):
     oracle = oracle_for(family)

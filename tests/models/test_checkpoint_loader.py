@@ -10,7 +10,9 @@ from safetensors.torch import load_file, save_file
 
 from tensorrt_lora.config.model_config import ModelConfig
 from tensorrt_lora.models.auto_model import create_model
-from tensorrt_lora.models.checkpoint_loader import checkpoint_targets, load_dummy_weights, load_weights
+from tensorrt_lora.models.checkpoint_loader import load_weights
+from tensorrt_lora.models.checkpoint_targets import checkpoint_targets
+from tensorrt_lora.models.dummy_weights import load_dummy_weights
 from tensorrt_lora.models.modeling_decoder import DecoderModelForCausalLM
 from tests.support.paged_forward import PagedForward
 from tests.support.tiny_models import FAMILIES, VOCAB_SIZE, make_tiny_model, save_tiny_model
@@ -63,7 +65,7 @@ def test_every_tensor_lands_in_its_place(family: str, max_shard_size: str, tmp_p
     expected = dict(make_tiny_model(family).named_parameters())
     assert targets.keys() == expected.keys()
     for name, parameter in expected.items():
-        assert torch.equal(targets[name], parameter), name
+        assert torch.equal(targets[name].tensor, parameter), name
 
 
 def test_fused_rows_are_in_the_order_q_k_v_and_gate_up(llama: Path) -> None:
@@ -84,7 +86,7 @@ def test_tensors_are_cast_to_the_models_dtype(
     save_tiny_model(tmp_path, "qwen2", dtype=stored, tokenizer=False)
     targets = checkpoint_targets(load(tmp_path, dtype=wanted))
     for name, parameter in make_tiny_model("qwen2").named_parameters():
-        assert torch.equal(targets[name], parameter.to(stored).to(wanted)), name
+        assert torch.equal(targets[name].tensor, parameter.to(stored).to(wanted)), name
 
 
 def test_missing_and_unexpected_tensors_are_all_named(llama: Path) -> None:

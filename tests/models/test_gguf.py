@@ -11,7 +11,8 @@ from transformers import AutoTokenizer, PreTrainedModel
 from tensorrt_lora.config.model_config import ModelConfig
 from tensorrt_lora.models import gguf as gguf_module
 from tensorrt_lora.models.auto_model import create_model
-from tensorrt_lora.models.checkpoint_loader import checkpoint_targets, load_weights
+from tensorrt_lora.models.checkpoint_loader import load_weights
+from tensorrt_lora.models.checkpoint_targets import checkpoint_targets
 from tensorrt_lora.models.gguf import resolve_checkpoint
 from tensorrt_lora.models.modeling_decoder import DecoderModelForCausalLM
 from tests.support.paged_forward import PagedForward
@@ -111,7 +112,7 @@ def test_conversion_keeps_every_bit(dtype: torch.dtype, tmp_path: Path, cache: P
     assert config.hf_config.dtype == dtype
     targets = checkpoint_targets(load(converted))
     for name, parameter in model.named_parameters():
-        assert torch.equal(targets[name], parameter.to(dtype).float()), name
+        assert torch.equal(targets[name].tensor, parameter.to(dtype).float()), name
     assert [entry.name for entry in cache.iterdir()] == [converted.name]
 
 

@@ -8,7 +8,8 @@ from tensorrt_lora.config.model_config import ModelConfig
 from tensorrt_lora.lora.lora_site import find_lora_sites
 from tensorrt_lora.lora.module_types import OUTSIDE_LAYERS, LoraModuleType
 from tensorrt_lora.models.auto_model import create_model
-from tensorrt_lora.models.checkpoint_loader import checkpoint_targets, load_weights
+from tensorrt_lora.models.checkpoint_loader import load_weights
+from tensorrt_lora.models.dequantized_parameters import DequantizedParameters
 from tensorrt_lora.models.modeling_decoder import DecoderModelForCausalLM
 from tests.support.paged_forward import PagedForward
 from tests.support.tiny_models import FAMILIES, VOCAB_SIZE, make_tiny_model, save_tiny_model
@@ -115,7 +116,7 @@ def test_every_linear_layer_and_the_embedding_of_the_checkpoint_are_sites(family
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_site_has_its_base_weight_and_bias(family: str, tmp_path: Path) -> None:
     model, reference = make_pair(tmp_path, family)
-    parameters = checkpoint_targets(model, with_shared=True)
+    parameters = DequantizedParameters(model)
     for name in find_lora_sites(model):
         theirs = dict(reference.get_submodule(name).named_parameters(recurse=False))
         ours = {leaf: parameters[f"{name}.{leaf}"] for leaf in ("weight", "bias") if f"{name}.{leaf}" in parameters}

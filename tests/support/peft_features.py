@@ -68,8 +68,14 @@ def lora_pair(layer: PeftLoraLayer) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @torch.no_grad()
-def weights_of(peft_model: PeftModel, name: str, sites: Mapping[str, LoraSite]) -> AdapterWeights:
+def weights_of(
+    peft_model: PeftModel, name: str, sites: Mapping[str, LoraSite], *, dtype: torch.dtype = torch.float32
+) -> AdapterWeights:
     """The adapter "default" of `peft_model`, bound to `sites` by hand: what a reader of its files should make of them."""
+
+    def cast(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        return None if tensor is None else tensor.to(dtype)
+
     layers = peft_layers(peft_model)
     bias_mode = peft_model.peft_config["default"].bias
     modules: dict[SiteKey, LoraModuleWeights] = {}
@@ -80,19 +86,19 @@ def weights_of(peft_model: PeftModel, name: str, sites: Mapping[str, LoraSite]) 
         base_bias = getattr(base, "bias", None) if trains_base_bias else None
         if layer is None:
             if base_bias is not None:
-                a, b = torch.empty(0, site.in_features), torch.empty(0, site.out_features)
-                modules[site.layer_idx, site.module_type] = LoraModuleWeights(a, b, 0.0, base_bias=base_bias)
+                a, b = (torch.empty((0, n), dtype=dtype) for n in (site.in_features, site.out_features))
+                modules[site.layer_idx, site.module_type] = LoraModuleWeights(a, b, 0.0, base_bias=cast(base_bias))
             continue
         a, b = lora_pair(layer)
         bias = None if is_embedding(layer) else layer.lora_B["default"].bias
         scale = layer.scaling["default"]
         magnitudes = layer.lora_magnitude_vector
         modules[site.layer_idx, site.module_type] = LoraModuleWeights(
-            a,
-            b.T.contiguous(),
+            a.to(dtype),
+            b.T.contiguous().to(dtype),
             scale,
-            bias=None if bias is None else scale * bias,
-            base_bias=base_bias,
+            bias=None if bias is None else cast(scale * bias),
+            base_bias=cast(base_bias),
             magnitude=magnitudes["default"].weight if "default" in magnitudes else None,
         )
     assert len(layers) == sum(module.rank > 0 for module in modules.values()), "a layer without a site"
