@@ -24,11 +24,7 @@ class LoRARequest:
         if not isinstance(self.lora_name, str) or not self.lora_name:
             raise ValueError(f"lora_name must be a non-empty string, got {self.lora_name!r}")
         # bool is an int to Python, but True as an id is always a slip.
-        if (
-            not isinstance(self.lora_int_id, int)
-            or isinstance(self.lora_int_id, bool)
-            or self.lora_int_id < 0
-        ):
+        if not isinstance(self.lora_int_id, int) or isinstance(self.lora_int_id, bool) or self.lora_int_id < 0:
             raise ValueError(
                 f"lora_int_id of adapter {self.lora_name!r} must be an integer >= 0, got {self.lora_int_id!r}"
             )
@@ -55,8 +51,8 @@ class LoRARequest:
 class WeightedLoRARequests:
     """Several adapters on one request: what each of them adds is multiplied by its weight.
 
-    Users write a list of pairs, `[(a, 0.7), (b, -0.3)]`. Raises ValueError for an empty list, and for what is no pair of
-    a LoRARequest and a finite number.
+    Users write a list of pairs, `[(a, 0.7), (b, -0.3)]`. Raises ValueError for an empty list, and for what is no pair
+    of a LoRARequest and a finite number.
     """
 
     parts: tuple[tuple[LoRARequest, float], ...]

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from tensorrt_lora.lora_request import LoRARequest
+from tensorrt_lora.lora_request import LoRARequest, WeightedLoRARequests
 
 
 def test_short_names_are_the_long_ones() -> None:
@@ -45,3 +45,30 @@ def test_refuses(name: str, adapter_id: int, path: str, message: str) -> None:
 def test_path_may_not_be_left_out() -> None:
     with pytest.raises(ValueError, match="lora_path of adapter 'a'"):
         LoRARequest("a", 1)
+
+
+A, B = LoRARequest("a", 1, "adapters/a"), LoRARequest("b", 2, "adapters/b")
+
+
+def test_a_combination_has_a_name_and_survives_a_process_boundary() -> None:
+    combined = WeightedLoRARequests(((A, 0.7), (B, -1)))
+    assert (combined.name, combined.path) == ("0.7 * a + -1 * b", "adapters/a, adapters/b")
+    assert pickle.loads(pickle.dumps(combined)) == combined
+    assert {combined: "x"}[WeightedLoRARequests(((A, 0.7), (B, -1.0)))] == "x"
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ((), r"needs at least one \(LoRARequest, weight\) pair"),
+        ((A,), r"holds \(LoRARequest, weight\) pairs, got LoRARequest"),
+        (((A, 1, 2),), r"holds \(LoRARequest, weight\) pairs, got \(LoRARequest"),
+        ((("a", 1.0),), r"holds \(LoRARequest, weight\) pairs, got \('a', 1.0\)"),
+        (((A, True),), "the weight of adapter 'a' must be a finite number, got True"),
+        (((A, None),), "the weight of adapter 'a' must be a finite number, got None"),
+        (((A, float("inf")),), "the weight of adapter 'a' must be a finite number, got inf"),
+    ],
+)
+def test_a_combination_of_anything_else_is_refused(parts: tuple[object, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        WeightedLoRARequests(parts)

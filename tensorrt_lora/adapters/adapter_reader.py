@@ -41,7 +41,9 @@ class AdapterReader:
         """The adapter's weights in host memory. Raises AdapterError when it cannot be applied whole."""
         problems = AdapterProblems(request.lora_name, request.lora_path)
         bound = self.bind(request, problems)
-        return bound.to_weights(request.lora_name, self.model, pin_memory=self.pin_memory, problems=problems)
+        weights = bound.to_weights(request.lora_name, self.model, pin_memory=self.pin_memory, problems=problems)
+        bound.log(weights, self.model)
+        return weights
 
     def bind(self, request: LoRARequest, problems: AdapterProblems) -> BoundCheckpoint:
         """The adapter as it is in its files; see `bind_peft_checkpoint` for what is raised and what is collected."""

@@ -52,11 +52,10 @@ class BoundCheckpoint:
         modules = make_host_weights(
             self.binding.modules, dtype=model.dtype, pin_memory=pin_memory, problems=problems
         )
-        weights = AdapterWeights(name, self.version, modules)
-        self._log(weights, model)
-        return weights
+        return AdapterWeights(name, self.version, modules)
 
-    def _log(self, weights: AdapterWeights, model: ModelSites) -> None:
+    def log(self, weights: AdapterWeights, model: ModelSites) -> None:
+        """Say what was loaded as `weights`, and what its author may want to know."""
         ranks = {module.rank for module in weights.modules.values() if module.rank}
         stored = {str(tensor.dtype).removeprefix("torch.") for tensor in self.tensors.values()}
         served = str(model.dtype).removeprefix("torch.")

@@ -103,7 +103,9 @@ class ModuleBinder:
             (TensorRole.LORA_BIAS, "lora_bias", config.lora_bias),
         ):
             if is_set and has_pair and role not in parts:
-                self._shared[f"{flag}=true, but {role.label} is missing for; save the adapter again"].append(module)
+                self._shared[
+                    f"adapter_config.json has {flag}=true, but modules have no {role.label}; save the adapter again"
+                ].append(module)
             elif role in parts and not is_set:
                 self._shared[
                     f"adapter_config.json has {flag}=false, but the file holds {role.label} tensors; set it to true or "

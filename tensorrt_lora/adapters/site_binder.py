@@ -45,6 +45,7 @@ class SiteBinder:
         self._base_parameters = base_parameters
         self._notes: list[str] = []
         self._renamed: list[PeftKey] = []
+        self._unnamed: dict[str, list[str]] = {}  # tensors by module, of those that the engine has to be told
 
     def bind(self, tensors: Mapping[str, torch.Tensor]) -> Binding:
         """Bind every tensor, as far as that can be done exactly as PEFT would; the rest is in `problems`.
@@ -69,6 +70,9 @@ class SiteBinder:
             if bound is not None:
                 modules.append(bound)
         self._modules.report()
+        if self._unnamed:
+            names = [key for keys in self._unnamed.values() for key in keys]
+            self._problems.add(f"{_tensors(names)}: {self._index.explain_unnamed(list(self._unnamed))}")
         self._check_overlap(modules)
         if tied:
             self._check_tied(modules)
@@ -127,6 +131,9 @@ class SiteBinder:
         sites = self._index.resolve(path)
         if not sites:
             names = [key.key for key in parts.values()]
+            if self._index.must_be_named(path):
+                self._unnamed[path] = names
+                return None
             reason = explain_format(some_key.key) or self._index.explain(path)
             self._problems.add(f"{_tensors(names)}: {reason}")
             return None

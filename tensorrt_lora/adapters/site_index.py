@@ -84,15 +84,18 @@ class SiteIndex:
             return f"layer {layer[1]} does not exist, the model has 0 to {last}; serve the trained base"
         if leaf == _UNEMBED:
             return "this is another name for lm_head; rename it, and name 'lm_head' in lora_target_modules"
-        if path in _OUTSIDE_LAYERS:
-            return self._explain_outside(path)
         site = self._all.get(path)
         name = site.module_type.config_name if site is not None else self._names_by_leaf.get(leaf)
         if self._targets and name is not None and name not in self._targets:
             return f"lora_target_modules={self._targets} leaves {leaf} out; add {name!r}"
         return f"no such module in this model; adapters may name {', '.join(self.leaves) or 'nothing'}"
 
-    def _explain_outside(self, leaf: str) -> str:
-        """What to set so that the embedding or the head can be adapted: an empty list means the layers alone."""
-        wanted = [*self.target_names, _OUTSIDE_LAYERS[leaf].config_name]
-        return f"LoRA on {leaf} is served where lora_target_modules names it; set lora_target_modules={wanted}"
+    def must_be_named(self, path: str) -> bool:
+        """Whether the module at `path` would be found if `lora_target_modules` named it: an empty list does not."""
+        return path in _OUTSIDE_LAYERS and path not in self._sites
+
+    def explain_unnamed(self, paths: list[str]) -> str:
+        """What to set so that these modules, of those that must be named, are found."""
+        wanted = [*self.target_names, *(_OUTSIDE_LAYERS[path].config_name for path in paths)]
+        modules = " and ".join(paths)
+        return f"LoRA on {modules} is served where lora_target_modules names it; set lora_target_modules={wanted}"

@@ -18,7 +18,7 @@ class KernelKind(Enum):
 _PATTERNS: tuple[tuple[KernelKind, re.Pattern[str]], ...] = (
     (KernelKind.LORA, re.compile("lora", re.IGNORECASE)),
     (KernelKind.ATTENTION, re.compile(r"attention|BatchDecode|BatchPrefill|MergeState|flash_fwd|fmha")),
-    (KernelKind.PROJECTION, re.compile(r"nvjet|gemm|gemv|cutlass|cublas|splitK", re.IGNORECASE)),
+    (KernelKind.PROJECTION, re.compile(r"nvjet|gemm|gemv|cutlass|cublas|splitK|fp8_linear", re.IGNORECASE)),
     (KernelKind.ELEMENTWISE, re.compile(r"elementwise")),
 )
 

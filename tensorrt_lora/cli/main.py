@@ -16,6 +16,7 @@ from tensorrt_lora.cli.adapter import check
 from tensorrt_lora.cli.bench import latency
 from tensorrt_lora.cli.generate import generate
 from tensorrt_lora.cli.info import info
+from tensorrt_lora.cli.kernels import kernels
 from tensorrt_lora.cli.manifest import manifest
 from tensorrt_lora.cli.trace import trace
 
@@ -50,6 +51,7 @@ for _command in (generate, manifest, info, trace):
 
 _bench = typer.Typer(name="bench", help="How fast the engine is.", no_args_is_help=True)
 _bench.command()(_with_user_errors(latency))
+_bench.command()(_with_user_errors(kernels))
 app.add_typer(_bench)
 
 _adapter = typer.Typer(name="adapter", help="Adapters, without an engine.", no_args_is_help=True)

@@ -43,7 +43,9 @@ class LoraConfig(StrictBaseModel):
     max_loras: int | None = Field(
         default=None,
         ge=1,
-        description=f"Slots: distinct adapters in one batch on the device. None means {DEFAULT_NUM_SLOTS}.",
+        description=f"Slots: distinct adapters in one batch on the device. None means {DEFAULT_NUM_SLOTS}. They share "
+        "memory for max_loras adapters of max_lora_rank, in pages of 16 rank rows; biases and DoRA take up to two rows "
+        "behind the rank's, so a few less fit where these begin a page of their own.",
     )
     max_cpu_loras: int | None = Field(
         default=None,

@@ -40,9 +40,34 @@ def find_preset(name: str) -> ModelPreset:
     raise ValueError(f"there is no preset {name!r}: use one of {', '.join(preset_names())}")
 
 
+# Per-tensor weights and per-token activations, as llm-compressor's FP8 checkpoints say it.
+_FP8: dict[str, object] = {
+    "quant_method": "compressed-tensors",
+    "format": "float-quantized",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"type": "float", "num_bits": 8, "strategy": "tensor", "dynamic": False},
+            "input_activations": {"type": "float", "num_bits": 8, "strategy": "token", "dynamic": True},
+        }
+    },
+    "ignore": ["lm_head"],
+}
+# As Qwen3-FP8 has it.
+_FP8_BLOCK: dict[str, object] = {
+    "quant_method": "fp8",
+    "fmt": "e4m3",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [128, 128],
+    "modules_to_not_convert": ["lm_head"],
+}
 # How weights are stored, by the last part of a preset's name. A quantised format adds its
 # `quantization_config`, as published checkpoints do.
-_WEIGHT_FORMATS: dict[str, dict[str, object]] = {"bf16": {"dtype": "bfloat16"}}
+_WEIGHT_FORMATS: dict[str, dict[str, object]] = {
+    "bf16": {"dtype": "bfloat16"},
+    "fp8": {"dtype": "bfloat16", "quantization_config": _FP8},
+    "fp8-block": {"dtype": "bfloat16", "quantization_config": _FP8_BLOCK},
+}
 
 
 def _qwen3(

@@ -25,7 +25,7 @@ class InputBuffers:
         return self._device_buffer[:num_tokens], self._device_buffer[num_tokens : 2 * num_tokens]
 
     def fill_in_flight(self, rows: list[int], token_ids: torch.Tensor, sources: list[int]) -> None:
-        """After `write`: input_ids[rows[i]] = token_ids[sources[i]], on the device, for tokens the host does not know."""
+        """After `write`: input_ids[rows[i]] = token_ids[sources[i]], for tokens that only the device knows."""
         count = len(rows)
         self._in_flight_staging.copy(np.array([*rows, *sources], dtype=np.int64))
         target, source = self._in_flight_rows[: 2 * count].split(count)

@@ -13,7 +13,6 @@ from tensorrt_lora.engine.generation_request import FinishReason, GenerationRequ
 from tensorrt_lora.lora.adapter_slot_manager import AdapterKey
 from tensorrt_lora.sampling_params import Logprob, SamplingParams
 
-
 IN_FLIGHT_TOKEN = -1
 """Stands for a token that the device has sampled, or will have, and the host does not know yet."""
 
@@ -130,7 +129,7 @@ class LlmRequest:
             self.state = RequestState.LAST_TOKEN
 
     def resolve_token(self, token_id: int) -> FinishReason | None:
-        """Put the sampled token in the place of the reserved one; returns (and stores) the finish reason if it is the last.
+        """Put the sampled token in place of the reserved one; returns (and stores) the finish reason if it is the last.
 
         A stop token counts only after `min_tokens` tokens, the same bound below which the sampler masks it. The model's
         own end tokens leave `stop_reason` None.

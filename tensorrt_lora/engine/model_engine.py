@@ -86,8 +86,8 @@ class PyTorchModelEngine:
         """Queue one step of at least one token.
 
         Args:
-            in_flight: the samples of the step before, where the host has not waited for them: its rows' newest tokens are
-                taken from there.
+            in_flight: the samples of the step before, where the host has not waited for them: the newest tokens of
+                its rows are taken from there.
         """
         chunks = scheduled.context
         if not chunks:
@@ -104,8 +104,8 @@ class PyTorchModelEngine:
     ) -> torch.Tensor:
         """[n, H] -> [n, vocab] float32, where `num_rows` says how many rows each request has, in order.
 
-        Call after the step's forward: where the head can be adapted, its rows take the place of the step's tokens in the
-        LoRA metadata.
+        Call after the step's forward: where the head can be adapted, its rows take the place of the step's tokens in
+        the LoRA metadata.
         """
         lora_params = None
         if self._lora_manager is not None and self._lora_manager.adapts_head:
@@ -136,9 +136,7 @@ class PyTorchModelEngine:
         lora_params = self._prepare_lora([r.adapter for r in requests], batch.query_lens)
         return self._model(input_ids, position_ids, self._eager_metadata, lora_params)
 
-    def _fill_in_flight(
-        self, generation: list[LlmRequest], first_row: int, in_flight: PendingSamples | None
-    ) -> None:
+    def _fill_in_flight(self, generation: list[LlmRequest], first_row: int, in_flight: PendingSamples | None) -> None:
         """Give the generations whose newest token only the device knows their input ids."""
         unknown = [row for row, r in enumerate(generation) if r.output_token_ids[-1] == IN_FLIGHT_TOKEN]
         if unknown:
@@ -155,7 +153,7 @@ class PyTorchModelEngine:
     def _select_logits(
         self, hidden: torch.Tensor, chunks: list[ContextChunk], generation: list[LlmRequest]
     ) -> StepOutput:
-        """Logits after the newest token of every request that has all its tokens computed; rows of prompts as they are."""
+        """Logits after the newest token of every request whose tokens are all computed; prompt rows as they are."""
         rows: list[int] = []
         sampled = [chunk.request for chunk in chunks if chunk.is_last] + generation
         prompt_rows = []
@@ -184,9 +182,7 @@ class PyTorchModelEngine:
             plan = self._lora_manager.graph_plan([request.adapter for request in generation])
         return GraphKey(batch_size, plan)
 
-    def _replay(
-        self, key: GraphKey, generation: list[LlmRequest], in_flight: PendingSamples | None
-    ) -> torch.Tensor:
+    def _replay(self, key: GraphKey, generation: list[LlmRequest], in_flight: PendingSamples | None) -> torch.Tensor:
         padding = key.batch_size - len(generation)
         batch = _decode_batch([r.num_tokens for r in generation], [r.page_ids for r in generation], padding)
         input_ids = np.zeros(key.batch_size, dtype=np.int64)

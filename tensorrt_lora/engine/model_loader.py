@@ -56,9 +56,7 @@ def load_model(args: TorchLlmArgs, *, progress: bool) -> LoadedModel:
     backend_name = choose_attention_backend(args.attn_backend, dtype, config.head_dim, device)
     logger.info("%s: %s on %s, %s attention", checkpoint.name, dtype, device, backend_name)
 
-    model = create_model(
-        config, dtype=dtype, device=device, attn_backend=backend_name, max_seq_len=max_seq_len
-    )
+    model = create_model(config, dtype=dtype, device=device, attn_backend=backend_name, max_seq_len=max_seq_len)
     if args.load_format == "dummy":
         load_dummy_weights(model, seed=args.seed)
     else:

@@ -1,7 +1,7 @@
 """The engine: requests in, tokens out, one step at a time.
 
-Driven by `executor_worker.run_loop`, in a thread or in a process of its own. Owns the lives of requests and of the adapters
-they hold; what runs when is the scheduler's affair, how it runs the model engine's.
+Driven by `executor_worker.run_loop`, in a thread or in a process of its own. Owns the lives of requests and of the
+adapters they hold; what runs when is the scheduler's affair, how it runs the model engine's.
 """
 
 import itertools
@@ -61,9 +61,9 @@ class _InFlightStep:
 class PyExecutor:
     """One model with its adapters, serving any number of requests.
 
-    Where steps run in CUDA graphs the host runs one step ahead: it queues step n + 1, whose input tokens the device takes
-    from step n's sampler, before it waits for the tokens of step n. A sequence that turns out to have ended in step n has
-    a row in step n + 1 whose result is dropped.
+    Where steps run in CUDA graphs the host runs one step ahead: it queues step n + 1, whose input tokens the device
+    takes from step n's sampler, before it waits for the tokens of step n. A sequence that turns out to have ended in
+    step n has a row in step n + 1 whose result is dropped.
 
     Whatever is wrong with a request ends that request with finish reason "error"; the loop goes on.
 

@@ -115,7 +115,7 @@ class Scheduler:
         insort(self._waiting, request, key=_arrival)
 
     def schedule(self) -> ScheduledRequests:
-        """The next step's batch, empty only if no running request has a token to compute. `complete_step` comes next."""
+        """The next step's batch; empty only if no request has a token to compute. `complete_step` comes next."""
         self._round += 1
         preemptions_before = self.num_preemptions
         scheduled = ScheduledRequests()

@@ -70,7 +70,7 @@ def quantize_reference(x: Tensor, values: Tensor, scale: Tensor, static_scale: T
     else:
         scale.copy_(scale_of_amax(padded.abs().amax(-1)))
     scaled = (padded.float() / scale[:, :, None]).clamp_(-FP8_MAX, FP8_MAX)
-    values.copy_(scaled.view(tokens, -1)[:, :features])
+    values.copy_(scaled.flatten(1)[:, :features])
 
 
 @dataclass(frozen=True, slots=True)

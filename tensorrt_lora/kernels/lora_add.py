@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tensorrt_lora.kernels.dispatch import use_triton
-from tensorrt_lora.kernels.lora_batch import BIAS_ROW, GAIN_ROW, MAX_MODULES, RANK_PAGE, LoraBatch, LoraTables
+from tensorrt_lora.kernels.lora_batch import BIAS_ROW, GAIN_ROW, RANK_PAGE, LoraBatch, LoraTables
 
 BLOCK_N = 512
 NUM_WARPS = 4

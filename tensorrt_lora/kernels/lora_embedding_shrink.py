@@ -3,7 +3,6 @@
 Called by `lora/lora_branch.py`; leaves `h` as `lora_shrink` does, so that the rest of the branch is shared.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor

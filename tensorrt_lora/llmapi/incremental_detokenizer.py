@@ -22,8 +22,8 @@ class IncrementalDetokenizer:
         self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
         self._window = self._visible(prompt_token_ids[-_PROMPT_TOKENS:])
         self._num_context = len(self._window)
-        # Characters of the window that are out. Counted with the first token: only then has the engine accepted the prompt,
-        # whose ids a tokenizer may not even know.
+        # Characters of the window that are out. Counted with the first token: only then has the engine accepted the
+        # prompt, whose ids a tokenizer may not even know.
         self._num_out = -1
         self._num_stalled_calls = 0
 

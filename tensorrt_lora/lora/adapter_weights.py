@@ -20,8 +20,8 @@ class LoraModuleWeights:
     """What one module makes of its base layer y = W x + b0.
 
     Plain LoRA adds `delta = scale * (x @ a.T) @ b`. With a magnitude (DoRA, Liu et al. 2024) the output is
-    `g * (W x + delta) + b0`, where g = magnitude / row norms of (W + scale * b.T @ a). `base_bias` takes the place of b0,
-    and `bias` is added to the whole.
+    `g * (W x + delta) + b0`, where g = magnitude / row norms of (W + scale * b.T @ a). `base_bias` takes the place of
+    b0, and `bias` is added to the whole.
     """
 
     a: torch.Tensor  # [rank, in] (an embedding's: [rank, vocab]), model dtype; rank 0 where only a bias is trained
@@ -54,7 +54,10 @@ class LoraModuleWeights:
 
 @dataclass(frozen=True, eq=False)
 class AdapterWeights:
-    """All modules of one adapter. An object is equal to itself alone (`version` compares contents), and may be a weak key."""
+    """All modules of one adapter.
+
+    Equal to itself alone (`version` compares contents), and able to be the key of a weak dictionary.
+    """
 
     name: str
     version: str  # digest of the content: equal digests mean equal outputs

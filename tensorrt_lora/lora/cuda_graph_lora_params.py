@@ -128,7 +128,11 @@ def _consecutive_runs(pages: tuple[int, ...]) -> list[tuple[int, int]]:
 
 
 def _copy_rows(pool: torch.Tensor, rows: torch.Tensor, runs: list[tuple[int, int]], *, first: int = 0) -> None:
-    """Copy rows [n, width] to the slot's rows from `first` on, which lie in `runs`; asynchronous from page-locked memory."""
+    """Copy rows [n, width] to the slot's rows from `first` on; asynchronous from page-locked memory.
+
+    Args:
+        runs: where the slot's rows lie in the pool.
+    """
     end = first + rows.shape[0]
     passed = 0
     for start, length in runs:

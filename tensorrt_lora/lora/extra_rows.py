@@ -1,4 +1,4 @@
-"""The rows behind a module's rank rows, between `ExtraRowsBuilder`, which computes them, and the slot that takes them."""
+"""The rows behind a module's rank rows: computed by `ExtraRowsBuilder`, copied into slots by `CudaGraphLoraParams`."""
 
 from dataclasses import dataclass
 

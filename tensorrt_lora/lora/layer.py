@@ -1,7 +1,8 @@
 """LoRA inside a forward: the layer, and the one dispatcher that runs it beside the base projection.
 
-`Attention`, `MLP`, `GatedMLP`, `Linear`, `Embedding` and `LMHead` own `LoraLayer`s and call `LoraLayer.forward_with_base`; which adapter a row
-uses, where weights live and whether a second stream exists all come in through `lora_params`.
+`Attention`, `MLP`, `GatedMLP`, `Linear`, `Embedding` and `LMHead` own `LoraLayer`s and call
+`LoraLayer.forward_with_base`; which adapter a row uses, where weights live and whether a second stream exists all come
+in through `lora_params`.
 """
 
 from collections.abc import Callable

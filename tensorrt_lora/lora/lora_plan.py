@@ -13,4 +13,4 @@ class LoraPlan(Enum):
     """x @ A beside the base; the expand adds into the base output after the join."""
 
     BOTH_BESIDE = "both_beside"
-    """x @ A and h @ B beside the base, into a delta of their own; one addition after the join (TensorRT-LLM's shape)."""
+    """x @ A and h @ B beside the base, into a delta of their own; `lora_add` after the join (TensorRT-LLM's shape)."""

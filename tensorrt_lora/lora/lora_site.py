@@ -34,9 +34,7 @@ class PlacedLoraLayer:
 
     def sites(self) -> Iterator[LoraSite]:
         layer = self.layer
-        for module_type, leaf, out_features in zip(
-            layer.module_types, layer.hf_names, layer.output_sizes, strict=True
-        ):
+        for module_type, leaf, out_features in zip(layer.module_types, layer.hf_names, layer.output_sizes, strict=True):
             hf_name = f"{self.parent_path}.{leaf}" if leaf else self.parent_path
             yield LoraSite(self.layer_idx, module_type, hf_name, layer.in_features, out_features)
 

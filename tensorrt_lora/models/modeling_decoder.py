@@ -190,5 +190,5 @@ class DecoderModelForCausalLM(nn.Module):
         return self.model(input_ids, position_ids, attn_metadata, lora_params)
 
     def compute_logits(self, hidden_states: torch.Tensor, lora_params: LoraParams | None) -> torch.Tensor:
-        """[n, hidden] -> [n, vocab] float32. `lora_params` is prepared for these n rows; None means no LoRA on the head."""
+        """[n, hidden] -> [n, vocab] float32; `lora_params` is prepared for these n rows, None: no LoRA on the head."""
         return self.lm_head(hidden_states, lora_params).float()

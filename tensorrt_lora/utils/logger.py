@@ -1,4 +1,4 @@
-"""The package's one logger. Applications configure handlers; the command line and the engine process do so for themselves."""
+"""The package's one logger. Applications configure handlers; the command line and the engine process set their own."""
 
 import logging
 

@@ -23,9 +23,7 @@ class PinnedStaging:
         self._target = target
         self._pinned = pin_memory_available(target.device)
         count = depth if self._pinned else 1
-        self._buffers = [
-            torch.empty(target.shape, dtype=target.dtype, pin_memory=self._pinned) for _ in range(count)
-        ]
+        self._buffers = [torch.empty(target.shape, dtype=target.dtype, pin_memory=self._pinned) for _ in range(count)]
         self._copied = [torch.cuda.Event() for _ in range(count)] if self._pinned else []
         self._turn = 0
 

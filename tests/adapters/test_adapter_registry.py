@@ -40,3 +40,14 @@ def test_a_forgotten_id_is_free():
     registry.forget(1)
     registry.forget(1)
     registry.register(LoRARequest("a2", 1, "/a2"))
+
+
+def test_several_are_registered_together_or_not_at_all():
+    registry = AdapterRegistry()
+    registry.register(LoRARequest("a1", 1, "/a1"))
+    with pytest.raises(ValueError, match="lora_int_id 1 already stands for adapter 'a1'"):
+        registry.register(LoRARequest("a2", 2, "/a2"), LoRARequest("other", 1, "/a1"))
+    registry.register(LoRARequest("a3", 2, "/a3"))
+    with pytest.raises(ValueError, match="lora_int_id 4 already stands for adapter 'a4'"):
+        registry.register(LoRARequest("a4", 4, "/a4"), LoRARequest("a5", 4, "/a5"))
+    registry.register(LoRARequest("a4", 4, "/a4"), LoRARequest("a4", 4, "/a4"))

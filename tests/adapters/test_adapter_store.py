@@ -11,10 +11,11 @@ from tensorrt_lora.adapters.adapter_error import AdapterError
 from tensorrt_lora.adapters.adapter_handle import AdapterHandle
 from tensorrt_lora.adapters.adapter_reader import AdapterReader
 from tensorrt_lora.adapters.adapter_store import AdapterStore
+from tensorrt_lora.adapters.combined_adapter import AdapterCombiner
 from tensorrt_lora.config.lora_config import LoraConfig
 from tensorrt_lora.lora.adapter_weights import AdapterWeights
 from tensorrt_lora.lora.module_types import LoraModuleType
-from tensorrt_lora.lora_request import LoRARequest
+from tensorrt_lora.lora_request import LoRARequest, WeightedLoRARequests
 from tests.support.tiny_adapters import config_fields, random_tensors, write_adapter
 
 _TIMEOUT = 30
@@ -57,7 +58,8 @@ def make_store(disk):
     stores: list[AdapterStore] = []
 
     def make_store(max_adapters: int | None = None, max_bytes: int = 2**30) -> AdapterStore:
-        stores.append(AdapterStore(disk.read, max_adapters=max_adapters, max_bytes=max_bytes))
+        combine = AdapterCombiner(max_rank=8).combine
+        stores.append(AdapterStore(disk.read, max_adapters=max_adapters, max_bytes=max_bytes, combine=combine))
         return stores[-1]
 
     yield make_store
@@ -354,3 +356,84 @@ def test_many_threads_and_little_room(make_store, requests):
     assert not any(thread.is_alive() for thread in threads)
     assert wrong == []
     assert len(store.resident()) <= 2
+
+
+def _mix(*parts: tuple[LoRARequest, float]) -> WeightedLoRARequests:
+    return WeightedLoRARequests(parts)
+
+
+def test_a_combination_is_made_once_and_shared(make_store, disk, requests):
+    store = make_store()
+    mix = _mix((requests[0], 0.5), (requests[1], -1.0))
+    first = _get(store.acquire(mix))
+    second = store.acquire(_mix((requests[0], 0.5), (requests[1], -1)))
+    assert second.done() and second.result() is first
+    assert first.weights.modules[_Q0].rank == 8 and disk.reads == ["a0", "a1"]
+    other = _get(store.acquire(_mix((requests[0], 0.5), (requests[1], -1.5))))
+    assert other.key != first.key
+
+
+def test_a_combination_takes_parts_that_are_in_memory_from_there(make_store, disk, requests):
+    store = make_store()
+    part = _get(store.acquire(requests[0]))
+    mix = _get(store.acquire(_mix((requests[0], 3.0), (requests[1], 1.0))))
+    assert disk.reads == ["a0", "a1"] and _names(store) == ["a0", mix.name]
+    a = part.weights.modules[_Q0]
+    assert torch.equal(mix.weights.modules[_Q0].a[:4], a.a * (3.0 * a.scale))
+    assert _get(store.acquire(requests[0])) is part
+
+
+def test_a_combination_is_evicted_and_made_again_like_any_adapter(make_store, disk, requests):
+    store = make_store(max_adapters=1)
+    mix = _mix((requests[0], 0.5), (requests[1], 1.0))
+    before = _get(store.acquire(mix))
+    store.release(before)
+    _load(store, requests[2])
+    after = _get(store.acquire(mix))
+    assert disk.reads == ["a0", "a1", "a2", "a0", "a1"] and after.key == before.key
+
+
+def test_forgetting_a_part_makes_the_combination_anew(make_store, requests, sites, tmp_path):
+    store = make_store()
+    mix = _mix((requests[0], 0.5), (requests[1], 1.0))
+    old = _get(store.acquire(mix))
+    _rewrite(requests[0], sites, tmp_path)
+    store.forget(0)
+    new = _get(store.acquire(mix))
+    assert new.key != old.key
+    for handle in (old, new):
+        store.release(handle)
+
+
+def test_forgetting_a_part_during_the_load_makes_the_combination_again(make_store, disk, requests, sites, tmp_path):
+    store = make_store()
+    mix = _mix((requests[0], 0.5), (requests[1], 1.0))
+    disk.go.clear()
+    first = store.acquire(mix)
+    assert disk.started.wait(_TIMEOUT)
+    store.forget(1)
+    second = store.acquire(mix)
+    disk.go.set()
+    assert _get(first).key == _get(second).key
+    assert disk.reads == ["a0", "a1"] * 2
+
+
+def test_a_combination_that_fails_leaves_the_ids_that_are_in_use(make_store, requests, tmp_path):
+    store = make_store()
+    held = _get(store.acquire(requests[0]))
+    shutil.rmtree(tmp_path / "a1")
+    with pytest.raises(AdapterError, match=r"adapter 'a1' \(.*the path does not exist"):
+        _get(store.acquire(_mix((requests[0], 0.5), (requests[1], 1.0))))
+    elsewhere = LoRARequest("new", 1, requests[2].lora_path)
+    assert _get(store.acquire(elsewhere)).name == "new"
+    with pytest.raises(ValueError, match="lora_int_id 0 already stands for"):
+        _get(store.acquire(LoRARequest("new", 0, requests[2].lora_path)))
+    store.release(held)
+
+
+def test_the_size_of_a_combination_is_limited_too(make_store, requests):
+    store = make_store()
+    size = _get(store.acquire(requests[0])).host_bytes
+    small = make_store(max_bytes=2 * size - 1)
+    with pytest.raises(AdapterError, match=r"adapter '1 \* a0 \+ 1 \* a1' .*: it takes .*host_cache_size"):
+        _get(small.acquire(_mix((requests[0], 1), (requests[1], 1))))

@@ -3,7 +3,7 @@ import random
 import pytest
 import torch
 
-from tensorrt_lora.adapters.adapter_handle import AdapterHandle
+from tensorrt_lora.adapters.adapter_handle import COMBINED_ID, AdapterHandle
 from tensorrt_lora.adapters.host_cache import HostCache
 from tensorrt_lora.lora.adapter_weights import AdapterWeights, LoraModuleWeights
 from tensorrt_lora.lora.module_types import LoraModuleType
@@ -15,6 +15,10 @@ def _handle(adapter_id: int, *, version: str = "v1", units: int = 1) -> AdapterH
     module = LoraModuleWeights(torch.ones(units, 8), torch.ones(units, 8), 1.0)
     weights = AdapterWeights(f"a{adapter_id}", version, {(0, LoraModuleType.ATTENTION_Q): module})
     return AdapterHandle(adapter_id, f"a{adapter_id}", weights)
+
+
+def _combination(*parts: tuple[int, float], version: str = "v1") -> AdapterHandle:
+    return AdapterHandle(COMBINED_ID, "mix", _handle(0, version=version).weights, parts)
 
 
 def _resident(cache: HostCache) -> list[int]:
@@ -155,3 +159,23 @@ def test_limits_hold_in_any_order_of_calls():
         in_use = {handle.key for handle in held}
         assert in_use <= {entry.handle.key for entry in cache._entries()}
     assert cache.num_evictions > 100
+
+
+def test_a_combination_is_kept_beside_its_parts_and_under_the_same_limits():
+    cache = _cache(1, 2, max_adapters=3)
+    assert cache.admit(_combination((1, 0.5), (2, 1.0)))
+    assert cache.has(((1, 0.5), (2, 1.0))) and not cache.has(((1, 0.5), (2, 1.5)))
+    assert cache.peek(1) is not None and cache.peek(((2, 1.0), (1, 0.5))) is None
+    assert cache.admit(_handle(3))
+    assert _resident(cache) == [2, COMBINED_ID, 3]
+
+
+def test_forgetting_an_adapter_forgets_what_it_is_part_of():
+    cache = _cache(1, 2, 3)
+    for parts in (((1, 0.5), (2, 1.0)), ((2, 1.0), (3, 1.0))):
+        assert cache.admit(_combination(*parts, version=repr(parts)))
+    held = cache.take(((1, 0.5), (2, 1.0)))
+    cache.forget(1)
+    assert [handle.source for handle in cache.resident()] == [2, 3, ((2, 1.0), (3, 1.0))]
+    cache.release(held)
+    assert cache.num_adapters == 3

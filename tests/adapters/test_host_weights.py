@@ -9,6 +9,7 @@ from tensorrt_lora.lora.module_types import LoraModuleType
 from tests.support.tiny_adapters import PREFIX, config_fields, lora_pair, random_tensors, write_adapter
 
 _Q0 = "model.layers.0.self_attn.q_proj"
+_Q = (0, LoraModuleType.ATTENTION_Q)
 _A, _B = f"{PREFIX}{_Q0}.lora_A.weight", f"{PREFIX}{_Q0}.lora_B.weight"
 
 
@@ -100,3 +101,30 @@ def test_the_host_copy_does_not_change_with_the_file(read, tmp_path):
         directory / "adapter_model.safetensors",
     )
     assert torch.equal(module.a, tensors[_A])
+
+
+def test_biases_are_cast_and_magnitudes_are_not(read, sites, tmp_path):
+    tensors = lora_pair(_Q0, 3, 72, 96)
+    tensors[f"{PREFIX}{_Q0}.lora_magnitude_vector"] = torch.rand(96)
+    tensors[f"{PREFIX}{_Q0}.base_layer.bias"] = torch.rand(96)
+    module = read(_write(tmp_path, tensors, use_dora=True, bias="all"), dtype=torch.bfloat16).modules[_Q]
+    assert (module.magnitude.dtype, module.base_bias.dtype) == (torch.float32, torch.bfloat16)
+    assert torch.equal(module.magnitude, tensors[f"{PREFIX}{_Q0}.lora_magnitude_vector"])
+    assert torch.equal(module.base_bias, tensors[f"{PREFIX}{_Q0}.base_layer.bias"].bfloat16())
+
+
+def test_a_bias_of_lora_b_is_scaled_in_float32_and_rounded_once(read, sites, tmp_path):
+    tensors = lora_pair(_Q0, 3, 72, 96)
+    bias = tensors[f"{PREFIX}{_Q0}.lora_B.bias"] = torch.rand(96).bfloat16()
+    module = read(_write(tmp_path, tensors, lora_bias=True, lora_alpha=4), dtype=torch.bfloat16).modules[_Q]
+    assert torch.equal(module.bias, (bias.float() * (4 / 3)).bfloat16())
+
+
+@pytest.mark.parametrize("end", ["lora_magnitude_vector", "base_layer.bias"])
+def test_vectors_that_are_not_finite(refuse, tmp_path, end):
+    tensors = lora_pair(_Q0, 3, 72, 96)
+    tensors[f"{PREFIX}{_Q0}.lora_magnitude_vector"] = torch.rand(96)
+    tensors[f"{PREFIX}{_Q0}.base_layer.bias"] = torch.rand(96)
+    tensors[f"{PREFIX}{_Q0}.{end}"][5] = torch.inf
+    message = refuse(_write(tmp_path, tensors, use_dora=True, bias="all"))
+    assert f"tensor {PREFIX}{_Q0}.{end}: holds NaN or Inf" in message

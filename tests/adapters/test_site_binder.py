@@ -207,3 +207,24 @@ def test_an_alpha_of_zero_is_zero_and_logged(write, read, caplog):
     weights = read(write(lora_alpha=0))
     assert {module.scale for module in weights.modules.values()} == {0.0}
     assert f"adapter 'a1': {_Q0} has lora_alpha 0 and adds nothing" in caplog.text
+
+
+def test_problems_of_the_configuration_and_of_the_tensors_come_together(write, refuse, tensors):
+    tensors[f"{PREFIX}lm_head.modules_to_save.weight"] = torch.ones(272, 72)
+    tensors[f"{PREFIX}{_Q0}.lora_A.weight"] = torch.ones(4, 80)
+    message = refuse(write(modules_to_save=["lm_head"]))
+    assert "3 problems" in message
+    assert "modules_to_save=['lm_head']: fully trained modules are not served" in message
+    assert "lm_head.modules_to_save.weight: fully trained modules are not served" in message
+    assert "got [4, 80], wanted [4, 72]" in message
+
+
+def test_a_pattern_that_would_run_for_ever(write, refuse):
+    message = refuse(write(target_modules=r"(?:.|\w)*j(?<!j)"))
+    assert r"adapter_config.json: the pattern '(?:.|\\w)*j(?<!j)' takes too long to match names like" in message
+
+
+def test_another_programs_naming_is_named(write, refuse, tensors):
+    tensors |= lora_pair("layers.0.attention.wq", 4, 72, 96, prefix="")
+    message = refuse(write())
+    assert "layers.0.attention.wq.lora_B.weight: this is Mistral's own naming; convert the adapter to PEFT" in message

@@ -71,10 +71,12 @@ def test_what_is_not_found_is_explained(sites):
     index = SiteIndex(sites, LoraConfig())
     assert index.explain("layers.7.self_attn.q_proj").startswith("layer 7 does not exist, the model has 0 to 1")
     layers = "'attn_q', 'attn_k', 'attn_v', 'attn_dense', 'mlp_h_to_4h', 'mlp_4h_to_h', 'mlp_gate'"
-    assert index.explain("lm_head") == (
-        f"LoRA on lm_head is served where lora_target_modules names it; set lora_target_modules=[{layers}, 'lm_head']"
+    assert index.must_be_named("lm_head") and index.must_be_named("embed_tokens")
+    assert not index.must_be_named("layers.0.self_attn.q_proj")
+    assert index.explain_unnamed(["embed_tokens", "lm_head"]) == (
+        "LoRA on embed_tokens and lm_head is served where lora_target_modules names it; "
+        f"set lora_target_modules=[{layers}, 'embed_tokens', 'lm_head']"
     )
-    assert index.explain("embed_tokens").endswith(f"set lora_target_modules=[{layers}, 'embed_tokens']")
     assert index.explain("unembed_tokens").startswith("this is another name for lm_head; rename it")
     assert index.explain("visual.blocks.0.attn.qkv").startswith("no such module in this model; adapters may name")
     assert index.explain(f"layers.{'9' * 6000}.x").startswith("no such module in this model")

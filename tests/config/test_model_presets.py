@@ -51,7 +51,19 @@ def test_rotary_parameters_arrive(tmp_path: Path) -> None:
 
 def test_the_small_models_are_tied_and_the_large_ones_are_not() -> None:
     tied = {name for name in preset_names() if find_preset(name).config["tie_word_embeddings"]}
-    assert tied == {"qwen3-0.6b-bf16", "qwen3-1.7b-bf16", "qwen3-4b-bf16"}
+    assert {name for name in tied if name.endswith("-bf16")} == {
+        "qwen3-0.6b-bf16",
+        "qwen3-1.7b-bf16",
+        "qwen3-4b-bf16",
+    }
+
+
+@pytest.mark.parametrize(
+    ("weights", "algo"), [("bf16", None), ("fp8", "FP8_PER_TENSOR"), ("fp8-block", "FP8_BLOCK_SCALES")]
+)
+def test_weight_formats(weights: str, algo: str | None, tmp_path: Path) -> None:
+    config = ModelConfig.from_pretrained(str(find_preset(f"qwen3-32b-{weights}").write(tmp_path)))
+    assert (config.quantization.quant_algo if config.quantization else None) == algo
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:

@@ -27,7 +27,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_requests(seed: int) -> list[GenerationRequest]:
-    """Greedy and random, short and long, with stop tokens that do come up, penalties, logprobs and several sequences."""
+    """Greedy and random, short and long, with stop tokens that come up, penalties, logprobs, several sequences."""
     rng = random.Random(seed)
     requests = []
     for number in range(24):

@@ -8,11 +8,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tensorrt_lora import LoraConfig, TorchLlmArgs
+from tensorrt_lora import LoraConfig, LoRARequest, TorchLlmArgs
+from tensorrt_lora.adapters.adapter_reader import AdapterReader
 from tensorrt_lora.config.lora_module_names import DEFAULT_HF_MODULES
 from tensorrt_lora.lora.adapter_slot_manager import AdapterKey
+from tensorrt_lora.models.dequantized_parameters import DequantizedParameters
 from tests.support.forced_decoding import ForcedDecoding
-from tests.support.peft_features import FEATURES, make_feature_model, weights_of
+from tests.support.peft_features import FEATURES, make_feature_model
 from tests.support.random_adapters import RandomAdapter
 from tests.support.tiny_models import save_tiny_model
 
@@ -30,9 +32,7 @@ def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return save_tiny_model(directory, "qwen2", dtype=torch.bfloat16, overrides=overrides, logit_std=1.0)
 
 
-def make_driver(
-    model_dir: Path, *, graphs: bool, overlap: bool, max_loras: int = len(FEATURES)
-) -> ForcedDecoding:
+def make_driver(model_dir: Path, *, graphs: bool, overlap: bool, max_loras: int = len(FEATURES)) -> ForcedDecoding:
     return ForcedDecoding(
         TorchLlmArgs(
             model=model_dir,
@@ -40,7 +40,7 @@ def make_driver(
             device=DEVICE.type,
             max_batch_size=16,
             max_seq_len=512,
-            cuda_graph_config={"batch_sizes": [4, 16]} if graphs else None,
+            cuda_graph_config={"batch_sizes": [4, len(FEATURES) + 2]} if graphs else None,
             lora_config=LoraConfig(
                 max_loras=max_loras,
                 max_lora_rank=17,
@@ -61,17 +61,19 @@ def references(model_dir: Path) -> dict[str | None, torch.nn.Module]:
         for parameter_name, parameter in models[name].named_parameters():
             if "magnitude" not in parameter_name:
                 parameter.data.copy_(parameter.bfloat16())
+        models[name].save_pretrained(model_dir / name)
     return models
 
 
-def make_adapters(
-    driver: ForcedDecoding, references: dict[str | None, torch.nn.Module]
-) -> dict[str | None, RandomAdapter | None]:
-    manager = driver.loaded.lora_manager
-    assert manager is not None
+def read_adapters(driver: ForcedDecoding, model_dir: Path) -> dict[str | None, RandomAdapter | None]:
+    """What `references` has saved."""
+    manager, lora_config = driver.loaded.lora_manager, driver.loaded.lora_config
+    assert manager is not None and lora_config is not None
+    base_parameters = DequantizedParameters(driver.loaded.model)
+    reader = AdapterReader(manager.sites, lora_config, driver.loaded.dtype, base_parameters=base_parameters)
     adapters: dict[str | None, RandomAdapter | None] = {None: None}
     for number, name in enumerate(FEATURES):
-        weights = weights_of(references[name], name, manager.sites, dtype=torch.bfloat16)
+        weights = reader.read(LoRARequest(name, number, str(model_dir / name)))
         adapters[name] = RandomAdapter(AdapterKey(number, name), weights)
     return adapters
 
@@ -79,11 +81,11 @@ def make_adapters(
 def test_captured_steps_equal_eager_ones_and_agree_with_peft(
     model_dir: Path, references: dict[str | None, torch.nn.Module]
 ):
-    """All features, plain and base rows in one batch: equal bits for captured, eager, overlapped and sequential steps."""
+    """All features, plain and base rows in one batch: the same bits captured, eager, overlapped and sequential."""
     drivers = [
         make_driver(model_dir, graphs=graphs, overlap=overlap) for graphs in (True, False) for overlap in (True, False)
     ]
-    adapters = [make_adapters(driver, references) for driver in drivers]
+    adapters = [read_adapters(driver, model_dir) for driver in drivers]
     names = [None, *FEATURES, None]
     rng = random.Random(0)
     sequences = [[rng.randrange(256) for _ in range(9 + STEPS)] for _ in names]
@@ -113,7 +115,7 @@ def test_captured_steps_equal_eager_ones_and_agree_with_peft(
 def test_adapters_come_and_go_under_one_graph(model_dir: Path, references: dict[str | None, torch.nn.Module]):
     """Three slots for all features: what a slot held before leaves no trace."""
     captured, eager = (make_driver(model_dir, graphs=graphs, overlap=graphs, max_loras=3) for graphs in (True, False))
-    adapters = make_adapters(captured, references)
+    adapters = read_adapters(captured, model_dir)
     rng = random.Random(1)
     for driver in (captured, eager):
         driver.prefill([[1, 2, 3]] * 4, [None] * 4)

@@ -1,6 +1,6 @@
 """The two branches of `maybe_execute_in_parallel` run at the same time, eagerly and in a captured graph.
 
-With kernels of known length in both, the pair takes about as long as the longer one. The only test here that looks at time.
+With kernels of known length in both, the pair takes about as long as the longer one. The only test that looks at time.
 """
 
 import statistics
@@ -49,9 +49,7 @@ def test_the_pair_takes_about_as_long_as_the_longer_branch(device: torch.device,
     aux_stream, events = create_aux_stream(device), create_event_pair()
 
     def pair() -> None:
-        maybe_execute_in_parallel(
-            lambda: torch.cuda._sleep(base), lambda: torch.cuda._sleep(lora), *events, aux_stream
-        )
+        maybe_execute_in_parallel(lambda: torch.cuda._sleep(base), lambda: torch.cuda._sleep(lora), *events, aux_stream)
 
     prepare = captured if in_graph else (lambda run: run)
     with with_multi_stream(True):

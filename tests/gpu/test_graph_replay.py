@@ -1,4 +1,4 @@
-"""Captured decode steps: equal to eager ones bit for bit, whatever adapters come and go, and right by PEFT's measure."""
+"""Captured decode steps: equal to eager ones bit for bit, whatever adapters come and go, and right by PEFT."""
 
 import random
 from pathlib import Path
@@ -20,12 +20,17 @@ from tests.support.tiny_models import VOCAB_SIZE, make_tiny_model, save_tiny_mod
 pytestmark = pytest.mark.gpu
 
 BATCH, SLOTS, STEPS = 8, 4, 1024
-SHAPE: dict[str, object] = {"head_dim": 128, "hidden_size": 512, "intermediate_size": 1024, "max_position_embeddings": 2048}
+SHAPE: dict[str, object] = {
+    "head_dim": 128,
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "max_position_embeddings": 2048,
+}
 
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Logits of deviation 1: bfloat16 then moves a log-probability by about 0.015, and the bound of 0.1 means something."""
+    """Logits of deviation 1: bfloat16 then moves a log-probability by about 0.015, far below the bound of 0.1."""
     directory = tmp_path_factory.mktemp("model")
     return save_tiny_model(directory, "qwen3_untied", dtype=torch.bfloat16, overrides=SHAPE, logit_std=1.0)
 
@@ -166,7 +171,7 @@ def test_a_thousand_captured_steps_agree_with_peft(model_dir: Path, tmp_path: Pa
         difference = (ours[row].gather(1, forced) - expected.gather(1, forced)).abs()
         print(f"row {row}: largest difference {difference.max():.3f}, mean {difference.mean():.4f}")
         assert difference.max() < 0.1
-    assert VOCAB_SIZE == ours.shape[-1]
+    assert ours.shape[-1] == VOCAB_SIZE
 
 
 def test_a_base_only_graph_is_captured_only_when_specialised(model_dir: Path):

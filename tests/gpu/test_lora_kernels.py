@@ -140,9 +140,7 @@ def test_float32_and_widths_that_no_block_divides(num_tokens: int, rank: int) ->
 def test_embedding_shrink(num_tokens: int, rank: int) -> None:
     vocab = 151_936
     ranks = ranks_up_to(rank)[:1]
-    tables = make_lora_tables(
-        in_features=vocab, output_sizes=[64], ranks=ranks, dtype=torch.bfloat16, device=DEVICE
-    )
+    tables = make_lora_tables(in_features=vocab, output_sizes=[64], ranks=ranks, dtype=torch.bfloat16, device=DEVICE)
     batch = make_lora_batch(random_slots(num_tokens), NUM_SLOTS, device=DEVICE)
     ids = torch.randint(0, vocab, (num_tokens,), device=DEVICE)
     h, expected = poisoned_h(tables, num_tokens, 1), poisoned_h(tables, num_tokens, 1)
@@ -154,9 +152,7 @@ def test_embedding_shrink(num_tokens: int, rank: int) -> None:
 
 def test_row_offsets_beyond_32_bits() -> None:
     num_tokens, width = 90_000, 25_600
-    tables = make_lora_tables(
-        in_features=128, output_sizes=[width], ranks=[[8]], dtype=torch.bfloat16, device=DEVICE
-    )
+    tables = make_lora_tables(in_features=128, output_sizes=[width], ranks=[[8]], dtype=torch.bfloat16, device=DEVICE)
     batch = make_lora_batch([-1] * (num_tokens - 3) + [0] * 3, 1, device=DEVICE)
     x = random_rows(num_tokens, 128, torch.bfloat16)
     out = torch.zeros((num_tokens, width), dtype=torch.bfloat16, device=DEVICE)

@@ -236,9 +236,7 @@ def test_overlapped_equals_sequential_and_the_reference(
     sequential = run(off, batch, x.to(CUDA), captured=captured, plan=plan)
     assert torch.equal(overlapped, sequential)
 
-    reference = run(
-        Side(name, torch.float32, CPU), batch, x.float(), captured=False, plan=LoraPlan.SHRINK_BESIDE
-    )
+    reference = run(Side(name, torch.float32, CPU), batch, x.float(), captured=False, plan=LoraPlan.SHRINK_BESIDE)
     error = (overlapped.cpu().float() - reference).norm() / reference.norm()
     assert error < 1e-2, f"relative error {error:.4f}"
     if batch != "none":

@@ -1,4 +1,4 @@
-"""Qwen3 sanity checks in bfloat16 with captured graphs, on dummy models of real shapes, with every setting of the flags."""
+"""Qwen3 sanity checks in bfloat16 with captured graphs, on dummy models of real shapes, for all flag settings."""
 
 from collections.abc import Iterator
 from pathlib import Path

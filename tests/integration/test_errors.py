@@ -1,112 +1,19 @@
 """What users get wrong, through the whole engine: each mistake has its own message, and the next request is served."""
 
 import itertools
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
-from tensorrt_lora import LLM, LoraConfig, LoRARequest, SamplingParams
+from tensorrt_lora import LLM, LoRARequest, SamplingParams
 from tensorrt_lora.llmapi.request_output import RequestError
-from tests.support.tiny_adapters import config_fields, find_sites, lora_pair, random_tensors, write_adapter
-from tests.support.tiny_models import make_tiny_model, save_tiny_model
+from tests.support.malformed_adapters import LORA_CONFIG, MALFORMED, write_good_adapter
+from tests.support.tiny_models import save_tiny_model
 
-MAX_RANK = 8
 PARAMS = SamplingParams(max_tokens=4, ignore_eos=True)
 PROMPT = [1, 2, 3, 4, 5]
 _ids = itertools.count(100)
-
-Spoil = Callable[[Path], None]
-
-
-def edit_config(**fields: object) -> Spoil:
-    def spoil(directory: Path) -> None:
-        path = directory / "adapter_config.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
-
-    return spoil
-
-
-def edit_tensors(edit: Callable[[dict[str, torch.Tensor]], None]) -> Spoil:
-    def spoil(directory: Path) -> None:
-        path = directory / "adapter_model.safetensors"
-        tensors = load_file(path)
-        edit(tensors)
-        save_file(tensors, path)
-
-    return spoil
-
-
-def add_tensors(tensors: dict[str, torch.Tensor]) -> Spoil:
-    return edit_tensors(lambda present: present.update(tensors))
-
-
-def drop_one_half(tensors: dict[str, torch.Tensor]) -> None:
-    del tensors["base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight"]
-
-
-def widen_one(tensors: dict[str, torch.Tensor]) -> None:
-    tensors["base_model.model.model.layers.1.self_attn.v_proj.lora_A.weight"] = torch.randn(4, 73)
-
-
-def poison_one(tensors: dict[str, torch.Tensor]) -> None:
-    tensors["base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight"][0, 0] = torch.nan
-
-
-def truncate(directory: Path) -> None:
-    path = directory / "adapter_model.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
-
-
-BAD_ADAPTERS: dict[str, tuple[Spoil, str]] = {
-    "no config": (lambda d: (d / "adapter_config.json").unlink(), r"adapter_config\.json"),
-    "config is not JSON": (lambda d: (d / "adapter_config.json").write_text("{"), r"adapter_config\.json.*JSON"),
-    "no weights": (lambda d: (d / "adapter_model.safetensors").unlink(), r"adapter_model\.safetensors"),
-    "truncated weights": (truncate, r"adapter_model\.safetensors"),
-    "empty weights": (lambda d: save_file({}, d / "adapter_model.safetensors"), r"no tensors|0 tensors"),
-    "another PEFT type": (edit_config(peft_type="IA3"), r"peft_type.*IA3"),
-    "DoRA": (edit_config(use_dora=True), r"use_dora|DoRA"),
-    "bias": (edit_config(bias="all"), r"bias"),
-    "modules to save": (edit_config(modules_to_save=["lm_head"]), r"modules_to_save.*lm_head"),
-    "layer replication": (edit_config(layer_replication=[[0, 2]]), r"layer_replication"),
-    "an unknown setting": (edit_config(some_future_field={"a": 1}), r"some_future_field"),
-    "rank above the limit": (
-        lambda d: write_adapter(
-            d,
-            lora_pair("model.layers.0.self_attn.q_proj", MAX_RANK + 1, 72, 96),
-            config_fields(MAX_RANK + 1, ["q_proj"]),
-        ),
-        rf"rank {MAX_RANK + 1}.*max_lora_rank.*{MAX_RANK}",
-    ),
-    "wrong width": (edit_tensors(widen_one), r"layers\.1\.self_attn\.v_proj.*73.*72"),
-    "missing half": (edit_tensors(drop_one_half), r"layers\.0\.self_attn\.q_proj.*lora_B"),
-    "NaN": (edit_tensors(poison_one), r"layers\.1\.self_attn\.q_proj.*(NaN|finite)"),
-    "a layer that does not exist": (
-        add_tensors(lora_pair("model.layers.7.self_attn.q_proj", 4, 72, 96)),
-        r"layers\.7\.self_attn\.q_proj",
-    ),
-    "a module that does not exist": (
-        add_tensors(lora_pair("model.layers.0.self_attn.w_pack", 4, 72, 96)),
-        r"layers\.0\.self_attn\.w_pack",
-    ),
-    "a norm tensor": (
-        add_tensors({"base_model.model.model.layers.0.input_layernorm.weight": torch.ones(72)}),
-        r"input_layernorm",
-    ),
-    "a module that the config does not target": (
-        add_tensors(lora_pair("model.layers.0.self_attn.k_proj", 4, 72, 32)),
-        r"k_proj.*target",
-    ),
-    "a module that the engine does not target": (
-        lambda d: write_adapter(
-            d, lora_pair("model.layers.0.mlp.up_proj", 4, 72, 112), config_fields(4, ["up_proj"])
-        ),
-        r"up_proj.*lora_target_modules",
-    ),
-}
 
 
 @pytest.fixture(scope="module")
@@ -116,30 +23,24 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(model_dir: Path) -> Iterator[LLM]:
-    lora_config = LoraConfig(
-        max_lora_rank=MAX_RANK, max_loras=2, lora_target_modules=["attn_q", "attn_k", "attn_v", "mlp_4h_to_h"]
-    )
-    with LLM(model=model_dir, executor="inline", device="cpu", max_seq_len=64, lora_config=lora_config) as llm:
+    with LLM(model=model_dir, executor="inline", device="cpu", max_seq_len=64, lora_config=LORA_CONFIG) as llm:
         yield llm
 
 
 @pytest.fixture
 def good(tmp_path: Path) -> LoRARequest:
-    tensors = random_tensors(find_sites(make_tiny_model("qwen3")), ("q_proj", "v_proj"), 4)
-    directory = write_adapter(tmp_path / "good", tensors, config_fields(4, ["q_proj", "v_proj"]))
-    return LoRARequest("good", next(_ids), str(directory))
+    return LoRARequest("good", next(_ids), str(write_good_adapter(tmp_path / "good")))
 
 
 def answer(llm: LLM, adapter: LoRARequest | None = None) -> list[int]:
     return llm.generate(PROMPT, PARAMS, adapter).outputs[0].token_ids
 
 
-@pytest.mark.parametrize("kind", BAD_ADAPTERS)
+@pytest.mark.parametrize("kind", MALFORMED)
 def test_a_bad_adapter_fails_alone_and_by_name(llm: LLM, good: LoRARequest, tmp_path: Path, kind: str):
-    spoil, message = BAD_ADAPTERS[kind]
+    spoil, message = MALFORMED[kind]
     expected, base = answer(llm, good), answer(llm)
-    tensors = random_tensors(find_sites(make_tiny_model("qwen3")), ("q_proj", "v_proj"), 4)
-    directory = write_adapter(tmp_path / "bad", tensors, config_fields(4, ["q_proj", "v_proj"]))
+    directory = write_good_adapter(tmp_path / "bad", seed=1)
     spoil(directory)
     bad = LoRARequest("spoiled", next(_ids), str(directory))
     outputs = llm.generate([PROMPT] * 3, PARAMS, [good, bad, None])

@@ -5,17 +5,14 @@ PEFT runs one adapter at a time (it refuses DoRA in mixed batches); the engine r
 
 import random
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 
-from tensorrt_lora import LLM, LoraConfig, LoRARequest, RequestOutput, SamplingParams, TorchLlmArgs
+from tensorrt_lora import LLM, LoraConfig, LoRARequest, RequestOutput, SamplingParams
 from tensorrt_lora.config.lora_module_names import DEFAULT_HF_MODULES
-from tensorrt_lora.engine.model_loader import load_model
-from tensorrt_lora.engine.py_executor import PyExecutor
 from tests.support.adapter_fleet import Oracle
-from tests.support.peft_features import FEATURES, make_feature_model, weights_of
+from tests.support.peft_features import FEATURES, make_feature_model
 from tests.support.tiny_models import make_tiny_model, save_tiny_model
 
 MAX_TOKENS = 24
@@ -37,26 +34,21 @@ def oracle_for(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Orac
         if family not in oracles:
             base, _, untied = family.partition("_untied")
             overrides: dict[str, object] = {"tie_word_embeddings": False} if untied else {}
-            directory = save_tiny_model(tmp_path_factory.mktemp(family), base, overrides=overrides)
+            directory = tmp_path_factory.mktemp(family)
+            model_dir = save_tiny_model(directory / "model", base, overrides=overrides)
             models: dict[str | None, torch.nn.Module] = {None: make_tiny_model(base, overrides=overrides)}
             requests = {}
             for number, name in enumerate(features_of(family)):
-                models[name] = make_feature_model(make_tiny_model(base, overrides=overrides), name)
-                requests[name] = LoRARequest(name, number, f"/nowhere/{name}")
-            oracles[family] = Oracle(directory, requests, models)
+                model = models[name] = make_feature_model(make_tiny_model(base, overrides=overrides), name)
+                model.save_pretrained(directory / name)
+                requests[name] = LoRARequest(name, number, str(directory / name))
+            oracles[family] = Oracle(model_dir, requests, models)
         return oracles[family]
 
     return make
 
 
 def make_llm(oracle: Oracle, *, max_loras: int = len(FEATURES), **fields: object) -> LLM:
-    def make_executor(args: TorchLlmArgs, *, progress: bool) -> PyExecutor:
-        loaded = load_model(args, progress=progress)
-        assert loaded.lora_manager is not None
-        sites = loaded.lora_manager.sites
-        weights = {name: weights_of(oracle.model(name), name, sites) for name in oracle.requests}
-        return PyExecutor(args, loaded=loaded, read_adapter=lambda request: weights[request.lora_name])
-
     lora_config = LoraConfig(
         max_loras=max_loras, max_lora_rank=17, lora_target_modules=list(DEFAULT_HF_MODULES), overlap_lora_and_base=True
     )
@@ -66,7 +58,6 @@ def make_llm(oracle: Oracle, *, max_loras: int = len(FEATURES), **fields: object
         executor="inline",
         device="cpu",
         lora_config=lora_config,
-        executor_factory=make_executor,
         **settings,
     )
 

@@ -1,4 +1,4 @@
-"""Whole engine against transformers + PEFT, in float32 on the CPU: the same greedy tokens, the same log-probabilities."""
+"""Whole engine against transformers + PEFT, in float32 on the CPU: equal greedy tokens and log-probabilities."""
 
 import random
 from collections.abc import Sequence
@@ -33,7 +33,9 @@ def oracle_for(oracles: dict[str, Oracle], tmp_path_factory: pytest.TempPathFact
     return make
 
 
-def make_llm(model_dir: Path, *, max_loras: int = 5, executor_factory: ExecutorFactory = PyExecutor, **fields: object) -> LLM:
+def make_llm(
+    model_dir: Path, *, max_loras: int = 5, executor_factory: ExecutorFactory = PyExecutor, **fields: object
+) -> LLM:
     settings: dict[str, object] = {"max_batch_size": 8, "max_num_tokens": 256, "max_seq_len": 256, **fields}
     lora_config = LoraConfig(max_loras=max_loras, max_lora_rank=64, overlap_lora_and_base=True)
     return LLM(
@@ -59,7 +61,9 @@ def generate(llm: LLM, oracle: Oracle, adapters: Sequence[str | None], prompts: 
     for name, prompt, output in zip(adapters, prompts, outputs, strict=True):
         assert output.error is None
         completion = output.outputs[0]
-        logprobs = [entry[token].logprob for entry, token in zip(completion.logprobs, completion.token_ids, strict=True)]
+        logprobs = [
+            entry[token].logprob for entry, token in zip(completion.logprobs, completion.token_ids, strict=True)
+        ]
         assert len(completion.token_ids) == MAX_TOKENS
         oracle.check_greedy(name, prompt, completion.token_ids, logprobs)
     return outputs

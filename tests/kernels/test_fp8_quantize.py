@@ -17,7 +17,9 @@ INTERPRETED = use_triton(torch.zeros(1))
 SHAPES = [(1, 256), (7, 300), (3, 40), (2, 1024)]
 
 
-def quantize_uncast(x: torch.Tensor, groups: int, static_scale: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize_uncast(
+    x: torch.Tensor, groups: int, static_scale: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """What an op computes before it casts, and the scales [T, groups]."""
     values, scale = torch.full(x.shape, torch.nan), torch.full((groups, x.shape[0]), torch.nan).t()
     (_quantize_triton if INTERPRETED else quantize_reference)(x, values, scale, static_scale)

@@ -18,6 +18,8 @@ OPS = (
     "test_lora_expand.py",
     "test_lora_add.py",
     "test_qk_norm_rope.py",
+    "test_fp8_quantize.py",
+    "test_fp8_linear.py",
 )
 
 

@@ -17,7 +17,9 @@ KEY: SiteKey = (2, LoraModuleType.ATTENTION_Q)
 SITE = LoraSite(*KEY, "model.layers.2.self_attn.q_proj", IN, OUT)
 
 
-def make_builder(*, base_has_bias: bool, dtype: torch.dtype = torch.float32) -> tuple[ExtraRowsBuilder, dict[str, torch.Tensor]]:
+def make_builder(
+    *, base_has_bias: bool, dtype: torch.dtype = torch.float32
+) -> tuple[ExtraRowsBuilder, dict[str, torch.Tensor]]:
     parameters = {f"{SITE.hf_name}.weight": torch.randn(OUT, IN).to(dtype)}
     if base_has_bias:
         parameters[f"{SITE.hf_name}.bias"] = torch.randn(OUT).to(dtype)

@@ -74,7 +74,9 @@ def params_for(
     )
 
 
-def expected(x: torch.Tensor, base: torch.Tensor, token_slots: list[int], adapters: list[AdapterWeights]) -> torch.Tensor:
+def expected(
+    x: torch.Tensor, base: torch.Tensor, token_slots: list[int], adapters: list[AdapterWeights]
+) -> torch.Tensor:
     result = base.clone()
     columns = {LoraModuleType.ATTENTION_Q: slice(0, Q), LoraModuleType.ATTENTION_K: slice(Q, Q + K)}
     for row, slot in enumerate(token_slots):

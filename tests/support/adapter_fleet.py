@@ -53,10 +53,6 @@ class Oracle:
             models[name] = PeftModel.from_pretrained(make_tiny_model(family), path).eval()
         return cls(model_dir, requests, models)
 
-    def model(self, adapter: str | None) -> torch.nn.Module:
-        """The base model, or a PEFT model of its own with the adapter on it."""
-        return self._models[adapter]
-
     @torch.inference_mode()
     def logprobs(self, adapter: str | None, token_ids: list[int]) -> torch.Tensor:
         """[len(token_ids), vocab]: log-probabilities after each token, by the base model or one adapter on it."""

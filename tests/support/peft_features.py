@@ -1,15 +1,11 @@
 """Adapters that use more of PEFT than A and B on linear layers, each trained part drawn at random."""
 
-from collections.abc import Mapping
-
 import torch
 from peft import LoraConfig as PeftLoraConfig
 from peft import PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer as PeftLoraLayer
 from transformers import PreTrainedModel
 
-from tensorrt_lora.lora.adapter_weights import AdapterWeights, LoraModuleWeights, SiteKey
-from tensorrt_lora.lora.lora_site import LoraSite
 from tests.support.tiny_adapters import peft_layers
 
 FEATURES: dict[str, dict[str, object]] = {
@@ -65,41 +61,3 @@ def lora_pair(layer: PeftLoraLayer) -> tuple[torch.Tensor, torch.Tensor]:
     if is_embedding(layer):
         return layer.lora_embedding_A["default"], layer.lora_embedding_B["default"]
     return layer.lora_A["default"].weight, layer.lora_B["default"].weight
-
-
-@torch.no_grad()
-def weights_of(
-    peft_model: PeftModel, name: str, sites: Mapping[str, LoraSite], *, dtype: torch.dtype = torch.float32
-) -> AdapterWeights:
-    """The adapter "default" of `peft_model`, bound to `sites` by hand: what a reader of its files should make of them."""
-
-    def cast(tensor: torch.Tensor | None) -> torch.Tensor | None:
-        return None if tensor is None else tensor.to(dtype)
-
-    layers = peft_layers(peft_model)
-    bias_mode = peft_model.peft_config["default"].bias
-    modules: dict[SiteKey, LoraModuleWeights] = {}
-    for hf_name, site in sites.items():
-        layer = layers.get(hf_name)
-        base = peft_model.base_model.model.get_submodule(hf_name) if layer is None else layer.get_base_layer()
-        trains_base_bias = bias_mode == "all" or (bias_mode == "lora_only" and layer is not None)
-        base_bias = getattr(base, "bias", None) if trains_base_bias else None
-        if layer is None:
-            if base_bias is not None:
-                a, b = (torch.empty((0, n), dtype=dtype) for n in (site.in_features, site.out_features))
-                modules[site.layer_idx, site.module_type] = LoraModuleWeights(a, b, 0.0, base_bias=cast(base_bias))
-            continue
-        a, b = lora_pair(layer)
-        bias = None if is_embedding(layer) else layer.lora_B["default"].bias
-        scale = layer.scaling["default"]
-        magnitudes = layer.lora_magnitude_vector
-        modules[site.layer_idx, site.module_type] = LoraModuleWeights(
-            a.to(dtype),
-            b.T.contiguous().to(dtype),
-            scale,
-            bias=None if bias is None else cast(scale * bias),
-            base_bias=cast(base_bias),
-            magnitude=magnitudes["default"].weight if "default" in magnitudes else None,
-        )
-    assert len(layers) == sum(module.rank > 0 for module in modules.values()), "a layer without a site"
-    return AdapterWeights(name, name, modules)

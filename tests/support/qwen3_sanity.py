@@ -29,7 +29,7 @@ def logprobs(output: RequestOutput) -> list[float]:
 
 
 class Qwen3LoRASanity:
-    """Subclasses provide `llm` (for each flag setting), `adapters` (two of them) and `tolerance` for log-probabilities."""
+    """Subclasses provide `llm` (for each flag setting), `adapters` (two) and `tolerance` for log-probabilities."""
 
     tolerance: float
 
