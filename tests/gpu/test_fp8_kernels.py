@@ -23,9 +23,10 @@ from tensorrt_lora.kernels.fp8_weight import FP8_DTYPE, quantize_weight, quantiz
 pytestmark = pytest.mark.gpu
 
 DEVICE = torch.device("cuda")
-# Relative over all values, beside a reference in float32 of the same float8 values: tensor cores sum to about 14 bits,
-# and bfloat16 rounds the result by 1.1e-3 in the mean.
-TOLERANCE = {torch.bfloat16: 4e-3, torch.float32: 3e-3}
+# Relative over all values, beside a reference in float32 of the same float8 values. Tensor cores sum float8 products to
+# about 14 bits, the more coarsely the longer the sum is, and bfloat16 rounds the result by 1.1e-3 in the mean; rounding
+# inputs and weights to float8 moves a product by 3.7e-2.
+TOLERANCE = {torch.bfloat16: 6e-3, torch.float32: 6e-3}
 ROWS = [1, 2, 8, 16, 17, 33, 64, 65, 100, 257, 1000]
 SHAPES = [(10240, 5120), (5120, 8192), (1024, 25600), (272, 72), (4096, 1536)]
 
@@ -59,7 +60,7 @@ def test_quantisation_has_the_bits_of_its_reference(rows: int, width: int, dtype
 
 def test_every_bfloat16_value_is_rounded_as_torch_rounds_it() -> None:
     values = torch.arange(2**16, dtype=torch.int32, device=DEVICE).to(torch.int16).view(torch.bfloat16)
-    x = values[values.abs() <= 448].view(-1, 1)
+    x = torch.where(values.abs() <= 448, values, 0).view(256, 256)
     one = torch.ones((), device=DEVICE)
     assert_same_bits(quantize_static(x, one), reference_quantize(x, 1, one))
 

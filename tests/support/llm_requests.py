@@ -17,6 +17,8 @@ class FakeAdapter:
     adapter_id: int
     version: str = "v1"
     num_pages: int = 1
+    name: str = "fake"
+    parts: tuple[int, ...] = ()
 
     @property
     def key(self) -> AdapterKey:

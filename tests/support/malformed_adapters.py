@@ -112,18 +112,36 @@ MALFORMED: dict[str, tuple[Spoil, str]] = {
     "config is no text": (_text(b"\xff\xfe{}"), r"adapter_config\.json is not valid JSON"),
     "config is a list": (_text("[]"), r"adapter_config\.json must hold a JSON object, got list"),
     "config is nested too deeply": (_text("[" * 100_000), r"adapter_config\.json is not valid JSON"),
-    "config is huge": (_text(" " * (2**24 + 1)), r"adapter_config\.json has 16777217 bytes, at most 16777216 are read"),
-    "no weights": (lambda d: (d / WEIGHTS).unlink(), r"found neither adapter_model\.safetensors nor adapter_model\.bin"),
-    "MLX file": (lambda d: (d / WEIGHTS).rename(d / "adapters.safetensors"), r"adapters\.safetensors is MLX's format"),
+    "config is huge": (
+        _text(" " * (2**24 + 1)),
+        r"adapter_config\.json has 16777217 bytes, at most 16777216 are read",
+    ),
+    "no weights": (
+        lambda d: (d / WEIGHTS).unlink(),
+        r"found neither adapter_model\.safetensors nor adapter_model\.bin",
+    ),
+    "MLX file": (
+        lambda d: (d / WEIGHTS).rename(d / "adapters.safetensors"),
+        r"adapters\.safetensors is MLX's format",
+    ),
     "torchtune file": (lambda d: (d / WEIGHTS).rename(d / "adapter_0.pt"), r"adapter_0\.pt is torchtune's format"),
     "GGUF file": (lambda d: (d / WEIGHTS).rename(d / "a.gguf"), r"a\.gguf is llama\.cpp's format"),
     "whole model": (lambda d: (d / WEIGHTS).rename(d / "model.safetensors"), r"model\.safetensors is a whole model"),
-    "weights are cut": (_bytes(lambda data: data[:-100]), r"adapter_model\.safetensors is truncated or not a safetensors"),
+    "weights are cut": (
+        _bytes(lambda data: data[:-100]),
+        r"adapter_model\.safetensors is truncated or not a safetensors",
+    ),
     "weights are empty": (_bytes(lambda data: b""), r"adapter_model\.safetensors is truncated or not a safetensors"),
     "weights have a tail": (_bytes(lambda data: data + b"0"), r"the tensors end elsewhere than the file"),
-    "weights of no known dtype": (_bytes(lambda data: data.replace(b'"F32"', b'"F99"')), r"dtype 'F99' of .* not known"),
+    "weights of no known dtype": (
+        _bytes(lambda data: data.replace(b'"F32"', b'"F99"')),
+        r"dtype 'F99' of .* not known",
+    ),
     "no tensors": (lambda d: save_file({}, d / WEIGHTS), r"the weight file holds 0 tensors.*gather the weights"),
-    "pickle with code": (_pickle(pickle.dumps({"a": _Code()})), r"adapter_model\.bin is truncated or holds more than"),
+    "pickle with code": (
+        _pickle(pickle.dumps({"a": _Code()})),
+        r"adapter_model\.bin is truncated or holds more than",
+    ),
     "pickle that is cut": (_pickle(_saved(_TOO_LARGE)[:-200]), r"adapter_model\.bin is truncated or holds more than"),
     "pickle of a list": (_pickle(_saved([1])), r"adapter_model\.bin must hold a dict of tensors, got list"),
     "pickle of numbers": (_pickle(_saved({"a": 1})), r"adapter_model\.bin: entry 'a' is int, not a dense tensor"),
@@ -133,9 +151,18 @@ MALFORMED: dict[str, tuple[Spoil, str]] = {
     "another task": (_config(task_type="SEQ_CLS"), r"task_type='SEQ_CLS': only causal language models are served"),
     "PiSSA": (_config(init_lora_weights="pissa"), r"init_lora_weights='pissa': this start changes the base weights"),
     "QALoRA": (_config(use_qalora=True), r"use_qalora=True: QALoRA is not served"),
-    "modules to save": (_config(modules_to_save=["lm_head"]), r"modules_to_save=\['lm_head'\]: fully trained modules"),
-    "trained tokens": (_config(trainable_token_indices=[5]), r"trainable_token_indices=\[5\]: trained token embeddings"),
-    "aLoRA": (_config(alora_invocation_tokens=[7]), r"alora_invocation_tokens=\[7\]: activated LoRA \(aLoRA\) is not"),
+    "modules to save": (
+        _config(modules_to_save=["lm_head"]),
+        r"modules_to_save=\['lm_head'\]: fully trained modules",
+    ),
+    "trained tokens": (
+        _config(trainable_token_indices=[5]),
+        r"trainable_token_indices=\[5\]: trained token embeddings",
+    ),
+    "aLoRA": (
+        _config(alora_invocation_tokens=[7]),
+        r"alora_invocation_tokens=\[7\]: activated LoRA \(aLoRA\) is not",
+    ),
     "layer replication": (_config(layer_replication=[[0, 2]]), r"layer_replication=\[\[0, 2\]\]: replicated layers"),
     "experts": (_config(target_parameters=["experts.w"]), r"target_parameters=.*LoRA on bare parameters"),
     "an unknown setting": (_config(some_future_field={"a": 1}), r"some_future_field=\{'a': 1\}: unknown field"),
@@ -155,7 +182,10 @@ MALFORMED: dict[str, tuple[Spoil, str]] = {
         r"use_dora=false, but the file holds lora_magnitude_vector tensors; set it to true .*0\.self_attn\.q_proj",
     ),
     "lora_bias without biases": (_config(lora_bias=True), r"lora_bias=true, but modules have no lora_B\.bias"),
-    "biases without lora_bias": (_set(_Q0, "lora_B.bias", torch.ones(96)), r"lora_bias=false, but the file holds lora_B"),
+    "biases without lora_bias": (
+        _set(_Q0, "lora_B.bias", torch.ones(96)),
+        r"lora_bias=false, but the file holds lora_B",
+    ),
     "DoRA with lora_bias": (_config(use_dora=True, lora_bias=True), r"use_dora and lora_bias exclude each other"),
     "base biases without bias": (_add(_BIASES), r"bias='none', but the file holds trained biases of the base layers"),
     "base biases of a base without": (
@@ -166,13 +196,19 @@ MALFORMED: dict[str, tuple[Spoil, str]] = {
         _add(lora_pair("model.layers.0.self_attn.k_proj", 4, 72, 32)),
         r"k_proj has tensors but adapter_config\.json does not target it",
     ),
-    "another rank than the config's": (_config(r=2), r"got \[4, 72\], wanted \[2, 72\]; the configuration gives .*rank 2"),
+    "another rank than the config's": (
+        _config(r=2),
+        r"got \[4, 72\], wanted \[2, 72\]; the configuration gives .*rank 2",
+    ),
     # Shapes and values
     "rank above the limit": (
         lambda d: write_adapter(d, _TOO_LARGE, config_fields(MAX_RANK + 1, ["q_proj"])),
         rf"rank {MAX_RANK + 1} is above max_lora_rank={MAX_RANK}; raise it in LoraConfig to {MAX_RANK + 1}",
     ),
-    "another width": (_set(_V1, "lora_A.weight", torch.ones(4, 73)), r"1\.self_attn\.v_proj.*got \[4, 73\], wanted \[4, 72\]"),
+    "another width": (
+        _set(_V1, "lora_A.weight", torch.ones(4, 73)),
+        r"1\.self_attn\.v_proj.*got \[4, 73\], wanted \[4, 72\]",
+    ),
     "transposed": (_set(_V1, "lora_A.weight", torch.ones(72, 4)), r"got \[72, 4\], wanted \[4, 72\]"),
     "no matrix": (_set(_V1, "lora_A.weight", torch.ones(4)), r"got \[4\], wanted \[4, 72\]"),
     "not gathered": (_set(_V1, "lora_A.weight", torch.ones(0)), r"got \[0\], wanted \[4, 72\]; it is empty: gather"),
@@ -198,7 +234,7 @@ MALFORMED: dict[str, tuple[Spoil, str]] = {
     ),
     "the head without being named": (
         _all(_config(target_modules=["q_proj", "v_proj", "lm_head"]), _add(_HEAD)),
-        r"LoRA on lm_head is served where lora_target_modules names it; set lora_target_modules=\['attn_q', .*'lm_head'\]",
+        r"LoRA on lm_head is served where lora_target_modules names it; set .*=\['attn_q', .*'lm_head'\]",
     ),
     "a trained head": (
         _set("lm_head", "weight", torch.ones(272, 72)),
@@ -216,7 +252,10 @@ MALFORMED: dict[str, tuple[Spoil, str]] = {
         _set("model.layers.0.input_layernorm", "weight", torch.ones(72)),
         r"input_layernorm\.weight: trained norms are not served",
     ),
-    "a classifier": (_set("score", "weight", torch.ones(2, 72)), r"score\.weight: fully trained modules are not served"),
+    "a classifier": (
+        _set("score", "weight", torch.ones(2, 72)),
+        r"score\.weight: fully trained modules are not served",
+    ),
     "a stranger": (_set("model.layers.0", "foo.weight", torch.ones(2)), r"foo\.weight: this is no LoRA tensor"),
     "MLX's names": (_rename("lora_A.weight", "lora_a"), r"lora_a: this is MLX's naming, its matrices are transposed"),
     "torchtune's names": (_rename("self_attn.q_proj.lora_A", "attn.q_proj.lora_a"), r"this is torchtune's naming"),
