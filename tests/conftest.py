@@ -23,3 +23,9 @@ def _seeds() -> None:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def field_report(request: pytest.FixtureRequest) -> str:
+    """The ids of the reports that a test answers; see `tests/support/field_report.py`."""
+    return str(request.param)

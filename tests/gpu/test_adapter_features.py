@@ -29,7 +29,7 @@ SHAPE: dict[str, object] = {"head_dim": 128, "hidden_size": 768, "intermediate_s
 def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     overrides = {**SHAPE, "tie_word_embeddings": request.param == "qwen2"}
     directory = tmp_path_factory.mktemp(request.param)
-    return save_tiny_model(directory, "qwen2", dtype=torch.bfloat16, overrides=overrides, logit_std=1.0)
+    return save_tiny_model(directory, "qwen2", dtype=torch.bfloat16, overrides=overrides, logit_std=0.7)
 
 
 def make_driver(model_dir: Path, *, graphs: bool, overlap: bool, max_loras: int = len(FEATURES)) -> ForcedDecoding:
