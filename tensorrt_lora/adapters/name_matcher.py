@@ -33,6 +33,13 @@ class NameMatcher:
         """What `pattern` matches from the start of `name` on. Raises SlowPatternError."""
         return self._run(pattern, name, whole=False)
 
+    def matches_end(self, pattern: str, name: str) -> bool:
+        """Whether `pattern` matches the end of `name`, from its start or a dot on. Raises SlowPatternError."""
+        # Some adapters have an entry for each of hundreds of modules; plain names need no engine.
+        if _is_plain(pattern) and "\n" not in name:
+            return _ends_in(pattern, name)
+        return self.match(name_end(pattern), name) is not None
+
     def _run(self, pattern: str, name: str, *, whole: bool) -> "regex.Match[str] | None":
         compiled = _compile(pattern)
         run = compiled.fullmatch if whole else compiled.match
@@ -53,6 +60,11 @@ class NameMatcher:
         )
 
 
+def name_end(pattern: str) -> str:
+    """The expression by which PEFT applies an entry of `rank_pattern` or `alpha_pattern`."""
+    return rf"(.*\.)?({pattern})$"
+
+
 def pattern_problem(pattern: str, expression: str) -> str | None:
     """What `pattern` must be to be used inside `expression`; None if it is fine."""
     if len(pattern) > MAX_PATTERN_LENGTH:
@@ -68,6 +80,20 @@ def pattern_problem(pattern: str, expression: str) -> str | None:
 def _compile(expression: str) -> "regex.Pattern[str]":
     # Version 0 is the syntax and the meaning of `re`, which PEFT uses.
     return regex.compile(expression, regex.VERSION0)
+
+
+@lru_cache(maxsize=MAX_PATTERNS)
+def _is_plain(pattern: str) -> bool:
+    """Whether it is a dotted name, which means itself but for the dots: they stand for any character."""
+    return pattern.replace(".", "").replace("_", "").isalnum()
+
+
+def _ends_in(pattern: str, name: str) -> bool:
+    start = len(name) - len(pattern)
+    if start < 0 or (start > 0 and name[start - 1] != "."):
+        return False
+    end = name[start:]
+    return end == pattern or all(ours in (theirs, ".") for ours, theirs in zip(pattern, end, strict=True))
 
 
 def _shorten(text: str) -> str:

@@ -84,14 +84,9 @@ class PeftConfig:
     def _match_pattern(self, patterns: Mapping[str, _Value], module: str, default: _Value) -> _Value:
         """The value of the first pattern that matches the end of `module`, in the file's order."""
         for pattern, value in patterns.items():
-            if self._matcher.match(name_end(pattern), module):
+            if self._matcher.matches_end(pattern, module):
                 return value
         return patterns.get(module, default)
-
-
-def name_end(pattern: str) -> str:
-    """The expression for names that end in a match of an entry of `rank_pattern` or `alpha_pattern`."""
-    return rf"(.*\.)?({pattern})$"
 
 
 def layer_prefix(pattern: str) -> str:

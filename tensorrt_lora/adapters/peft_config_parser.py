@@ -7,8 +7,8 @@ tensors and no model.
 from typing import Literal
 
 from tensorrt_lora.adapters.adapter_error import AdapterProblems
-from tensorrt_lora.adapters.name_matcher import MAX_PATTERNS, pattern_problem
-from tensorrt_lora.adapters.peft_config import PeftConfig, layer_prefix, name_end
+from tensorrt_lora.adapters.name_matcher import MAX_PATTERNS, name_end, pattern_problem
+from tensorrt_lora.adapters.peft_config import PeftConfig, layer_prefix
 from tensorrt_lora.adapters.peft_features import check_features, shorten
 
 

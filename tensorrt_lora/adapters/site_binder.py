@@ -20,6 +20,7 @@ from tensorrt_lora.adapters.peft_keys import PeftKey, TensorRole, parse_key
 from tensorrt_lora.adapters.site_index import SiteIndex
 
 _EMBEDDING, _HEAD = "embed_tokens", "lm_head"
+_MAX_TENSORS = 100_000
 
 
 class SiteBinder:
@@ -78,11 +79,13 @@ class SiteBinder:
             self._check_tied(modules)
         if not any(key.is_lora for key in lora):
             self._problems.add("no tensor in the file is a lora_A or lora_B, so nothing would be applied")
-        self._note_names({key.module for key in lora if key.is_lora}, modules)
+        self._note_names(modules)
         return Binding(modules, [*self._notes, *self._modules.notes])
 
     def _known_keys(self, names: list[str]) -> list[PeftKey]:
         """The tensors that have a meaning; all others are reported, grouped by what is wrong with them."""
+        if len(names) > _MAX_TENSORS:
+            self._problems.fail(f"the file holds {len(names)} tensors, more than {_MAX_TENSORS}; this is no adapter")
         keys = [parse_key(name) for name in names]
         strangers: dict[str, list[str]] = defaultdict(list)
         for key in keys:
@@ -169,15 +172,16 @@ class SiteBinder:
                     f"tensor {ours.key} is not {theirs.key} transposed, as ensure_weight_tying wants it; save it again"
                 )
 
-    def _note_names(self, trained: set[str], modules: list[BoundModule]) -> None:
+    def _note_names(self, modules: list[BoundModule]) -> None:
         """Names in other spellings, and targets without tensors, which stay at zero as in PEFT; the log says so."""
         if self._renamed:
             spelling = self._renamed[0].key
             self._notes.append(f"read {len(self._renamed)} names in another spelling than PEFT's, like {spelling}")
-        unused = self._config.unused_targets(trained)
+        trained = [module for module in modules if module.lora_a is not None]
+        unused = self._config.unused_targets({module.module for module in trained})
         if unused:
             self._notes.append(f"target_modules without any tensor: {', '.join(unused)}")
-        bound = {site.hf_name for module in modules if module.lora_a is not None for site in module.sites}
+        bound = {site.hf_name for module in trained for site in module.sites}
         absent = [name for name in self._index.hf_names if name not in bound and self._config.targets(name)]
         if absent:
             self._notes.append(

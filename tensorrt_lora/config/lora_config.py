@@ -24,7 +24,8 @@ class LoraConfig(StrictBaseModel):
     )
     lora_ckpt_source: Literal["hf", "nemo"] = Field(
         default="hf",
-        description="Checkpoint format of the adapters: 'hf' is a PEFT directory; 'nemo' is not served yet.",
+        description="Checkpoint format of the adapters: 'hf' is a PEFT directory, 'nemo' a NeMo archive with "
+        "adapters of the fused attention projection.",
     )
     max_lora_rank: int = Field(
         default=64, ge=1, description="Largest rank an adapter may have in any module."

@@ -200,8 +200,8 @@ def _fp8_linear_kernel(
             block = n_tile * BLOCK_N // 128 * tl.cdiv(in_features, 128) + group
             acc += tl.dot(weight_tile, x_tile) * (token_scale * tl.load(weight_scale + block))[None, :]
         else:
-            # Tensor cores keep about 14 bits of a float8 sum: added up in registers every 128 columns, the error does not
-            # grow with K. Left alone it passed 6e-3 at K = 8192.
+            # Tensor cores keep about 14 bits of a float8 sum: added up in registers every 128 columns, the error does
+            # not grow with K. Left alone it passed 6e-3 at K = 8192.
             acc = tl.dot(weight_tile, x_tile, acc, max_num_imprecise_acc=128)
 
     live = live_n[:, None] & live_m[None, :]

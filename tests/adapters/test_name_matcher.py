@@ -29,6 +29,23 @@ def test_matches_are_those_of_re(pattern):
         assert (matcher.match(pattern, name) is None) == (re.match(pattern, name) is None), name
 
 
+@pytest.mark.parametrize(
+    "pattern",
+    ["q_proj", "self_attn.q_proj", "model.layers.0.self_attn.q_proj", "0.self_attn.q_proj", "self.attn.q.proj", "proj",
+     "1.mlp.up_proj", "lm.head", "lm_head", ".lm_head", "a", "up_proj|q_proj", r"layers\.\d+\.mlp\.up_proj", "x" * 99],
+)  # fmt: skip
+def test_ends_match_as_in_peft(pattern):
+    matcher = NameMatcher()
+    for name in _NAMES:
+        assert matcher.matches_end(pattern, name) == (re.match(rf"(.*\.)?({pattern})$", name) is not None), name
+
+
+def test_a_pattern_for_each_of_many_modules_is_no_burden():
+    names = [f"model.layers.{layer}.mlp.{leaf}_proj" for layer in range(80) for leaf in ("gate", "up", "down", "o")]
+    matcher = NameMatcher(seconds=1e-9)
+    assert [sum(matcher.matches_end(pattern, name) for pattern in names) for name in names] == [1] * len(names)
+
+
 def test_groups_can_be_read():
     match = NameMatcher().match(r".*?\.[^.]*\.(?P<idx>\d+)\.", "model.layers.17.mlp")
     assert match is not None and match["idx"] == "17"

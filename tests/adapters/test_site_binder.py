@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tensorrt_lora.adapters import site_binder
 from tensorrt_lora.config.lora_config import LoraConfig
 from tensorrt_lora.lora.module_types import LoraModuleType
 from tests.support.tiny_adapters import PREFIX, config_fields, lora_pair, random_tensors, write_adapter
@@ -222,6 +223,11 @@ def test_problems_of_the_configuration_and_of_the_tensors_come_together(write, r
 def test_a_pattern_that_would_run_for_ever(write, refuse):
     message = refuse(write(target_modules=r"(?:.|\w)*j(?<!j)"))
     assert r"adapter_config.json: the pattern '(?:.|\\w)*j(?<!j)' takes too long to match names like" in message
+
+
+def test_a_file_of_very_many_tensors(write, refuse, monkeypatch):
+    monkeypatch.setattr(site_binder, "_MAX_TENSORS", 11)
+    assert "the file holds 12 tensors, more than 11; this is no adapter" in refuse(write())
 
 
 def test_another_programs_naming_is_named(write, refuse, tensors):

@@ -21,6 +21,7 @@ ADAPTERS: dict[str, dict[str, object]] = {
     "rslora": {"r": 9, "use_rslora": True, "target_modules": ["o_proj", "v_proj"]},
     "vocabulary": {"r": 2, "target_modules": ["embed_tokens", "lm_head", "k_proj"]},
 }
+# PEFT 0.21 scales the sum by sqrt(rank) where the first part uses rsLoRA, so that one never comes first here.
 COMBINATIONS: dict[str, list[tuple[str, float]]] = {
     "sum": [("a", 0.7), ("b", 0.9)],
     "difference": [("a", 1.0), ("b", -0.6)],

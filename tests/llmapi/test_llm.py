@@ -13,11 +13,14 @@ from pathlib import Path
 import pytest
 
 from tensorrt_lora.config.llm_args import TorchLlmArgs
+from tensorrt_lora.config.lora_config import LoraConfig
 from tensorrt_lora.engine.executor_client import EngineDeadError
 from tensorrt_lora.llmapi.llm import LLM
 from tensorrt_lora.llmapi.request_output import RequestError
-from tensorrt_lora.lora_request import LoRARequest
+from tensorrt_lora.lora_request import LoRARequest, WeightedLoRARequests
 from tensorrt_lora.sampling_params import SamplingParams
+from tests.support.tiny_adapters import config_fields, find_sites, random_tensors, write_adapter
+from tests.support.tiny_models import make_tiny_model, save_tiny_model
 from tests.support.toy_executor import CRASH_TOKEN, MAX_SEQ_LEN, RefusingExecutor, ToyExecutor
 
 NEXT = LoRARequest("next", 1, "adapters/next")  # the toy's adapter 1 answers with the next letters
@@ -52,6 +55,37 @@ def test_a_list_keeps_its_order_and_its_adapters(llm: LLM) -> None:
     assert [one.lora_request for one in outputs] == [None, NEXT, NEXT, None]
     assert [one.outputs[0].text for one in llm.generate(prompts, THREE, NEXT)] == ["bcd", "mno", "yyy", "ijk"]
     assert llm.generate([]) == []
+
+
+def test_combinations_of_adapters(llm: LLM) -> None:
+    pairs = [(NEXT, 3.0), (LoRARequest("second", 2, "adapters/second"), -1.0)]  # adds 3 - 2
+    combined = WeightedLoRARequests(tuple(pairs))
+    output = llm.generate("abc", THREE, pairs)
+    assert (output.outputs[0].text, output.lora_request) == ("bcd", combined)
+    outputs = llm.generate(["abc", "abc"], THREE, pairs)
+    assert [one.lora_request for one in outputs] == [combined, combined]
+    outputs = llm.generate(["abc", "abc", "abc"], THREE, [None, pairs, [(NEXT, 2)]])
+    assert [one.outputs[0].text for one in outputs] == ["abc", "bcd", "cde"]
+    assert llm.generate_async("abc", THREE, pairs).result().outputs[0].text == "bcd"
+    assert llm.chat([{"role": "user", "content": "Hi"}], THREE, pairs).lora_request == combined
+
+
+def test_an_adapter_can_be_checked_beside_the_running_engine(tmp_path: Path) -> None:
+    model_dir = save_tiny_model(tmp_path / "model", "qwen3")
+    (model_dir / "model.safetensors").unlink()  # the toy has no weights, and the check needs none
+    tensors = random_tensors(find_sites(make_tiny_model("qwen3")), ("q_proj",), 4)
+    adapter = write_adapter(tmp_path / "adapter", tensors, config_fields(4, ["q_proj"]))
+    fields = {"executor": "inline", "executor_factory": ToyExecutor, "dtype": "bfloat16"}
+    with LLM(model_dir, lora_config=LoraConfig(max_lora_rank=4), **fields) as llm:
+        report = llm.check_lora(LoRARequest("good", 1, str(adapter)))
+        assert report.ok and (report.max_rank, report.dtype, len(report.modules)) == (4, "bfloat16", 2)
+        assert not llm.check_lora(LoRARequest("gone", 1, str(tmp_path / "gone"))).ok
+    with LLM(model_dir, lora_config=LoraConfig(max_lora_rank=3), **fields) as llm:
+        assert "rank 4 is above max_lora_rank=3" in llm.check_lora(LoRARequest("good", 1, str(adapter))).problems[0]
+    with LLM(model_dir, lora_config=LoraConfig(), peft_cache_config={"host_cache_size": 99}, **fields) as llm:
+        assert "host_cache_size is 99" in llm.check_lora(LoRARequest("good", 1, str(adapter))).problems[0]
+    with LLM(model_dir, **fields) as llm, pytest.raises(ValueError, match="LoRA is off"):
+        llm.check_lora(LoRARequest("good", 1, str(adapter)))
 
 
 def test_several_sequences(llm: LLM) -> None:
@@ -256,8 +290,8 @@ def test_a_tokenizer_of_its_own(tokenizer_dir: Path, tmp_path: Path) -> None:
 def test_engine_process(make_llm: MakeLLM, tokenizer_dir: Path) -> None:
     llm = make_llm(executor="process")
     assert llm.info["pid"] != os.getpid()
-    outputs = llm.generate(["abc", "lmn"], THREE, [None, NEXT])
-    assert [one.outputs[0].text for one in outputs] == ["abc", "mno"]
+    outputs = llm.generate(["abc", "lmn", "x"], THREE, [None, NEXT, [(NEXT, 2.0)]])
+    assert [one.outputs[0].text for one in outputs] == ["abc", "mno", "zzz"]
     futures = [llm.generate_async("abc", FOREVER) for _ in range(3)]
     os.kill(int(llm.info["pid"]), signal.SIGKILL)
     for future in futures:
@@ -272,6 +306,8 @@ def test_engine_process(make_llm: MakeLLM, tokenizer_dir: Path) -> None:
 _SCRIPT = """
 import sys
 from tensorrt_lora.llmapi.llm import LLM
+from tests.support.tiny_adapters import config_fields, find_sites, random_tensors, write_adapter
+from tests.support.tiny_models import make_tiny_model, save_tiny_model
 from tests.support.toy_executor import ToyExecutor
 llm = LLM(sys.argv[1], executor_factory=ToyExecutor)
 print(llm.generate("abc").outputs[0].text, llm.info["pid"])

@@ -1,7 +1,7 @@
 """An engine without a model, for tests of everything in front of it.
 
-It answers a prompt with the prompt, over and over; adapter k adds k to every token, and sequence i of n starts
-i tokens later. One token for each sequence a step.
+It answers a prompt with the prompt, over and over; adapter k adds k to every token (a combination the weighted sum),
+and sequence i of n starts i tokens later. One token for each sequence a step.
 """
 
 import os
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from tensorrt_lora.config.llm_args import TorchLlmArgs
 from tensorrt_lora.engine.generation_request import FinishReason, GenerationRequest, GenerationResponse
+from tensorrt_lora.lora_request import WeightedLoRARequests
 from tensorrt_lora.sampling_params import Logprob
 
 MAX_SEQ_LEN = 1000
@@ -26,6 +27,8 @@ class _Sequence:
     def next_token(self) -> int:
         prompt, adapter = self.request.prompt_token_ids, self.request.lora_request
         token = prompt[(len(self.tokens) + self.index) % len(prompt)]
+        if isinstance(adapter, WeightedLoRARequests):
+            return token + round(sum(part.lora_int_id * weight for part, weight in adapter.parts))
         return token + (0 if adapter is None else adapter.lora_int_id)
 
 
@@ -72,8 +75,8 @@ class ToyExecutor:
             return "the prompt is empty"
         if num_prompt > MAX_SEQ_LEN:
             return f"the prompt's {num_prompt} tokens exceed max_seq_len={MAX_SEQ_LEN}"
-        if adapter is not None and adapter.lora_path == "missing":
-            return f"adapter {adapter.lora_name!r} is not there"
+        if adapter is not None and adapter.path == "missing":
+            return f"adapter {adapter.name!r} is not there"
         return None
 
     def _advance(self, sequence: _Sequence) -> GenerationResponse:
