@@ -45,7 +45,7 @@ def fp8_linear(
         return fp8_linear_reference(x, weight, weight_scale, bias, out_dtype)
     shape = (x.values.shape[0], weight.shape[0], weight.shape[1])
     block_scales = weight_scale.dim() == 2
-    if out_dtype is torch.bfloat16 and use_cublas(*shape, block_scales=block_scales):
+    if out_dtype is torch.bfloat16 and not block_scales and use_cublas(*shape):
         return _fp8_linear_cublas(x, weight, weight_scale, bias)
     config = fp8_linear_config(*shape, block_scales=block_scales)
     return fp8_linear_triton(x, weight, weight_scale, bias, out_dtype, counters, config)
@@ -62,16 +62,13 @@ def fp8_linear_reference(
 
 
 def _fp8_linear_cublas(x: QuantizedActivation, weight: Tensor, weight_scale: Tensor, bias: Tensor | None) -> Tensor:
-    block_scales = weight_scale.dim() == 2
-    return torch._scaled_mm(
-        x.values,
-        weight.t(),
-        scale_a=x.scale,
-        scale_b=weight_scale.t() if block_scales else weight_scale[None, :],
-        bias=bias,
-        out_dtype=torch.bfloat16,
-        use_fast_accum=not block_scales,
+    """Scales of rows, applied to the rounded product: cuBLAS refused to apply them itself for some shapes (CUDA 13.0)."""
+    one = x.scale.new_ones(())
+    out = torch._scaled_mm(
+        x.values, weight.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
     )
+    out.mul_(x.scale).mul_(weight_scale)
+    return out if bias is None else out.add_(bias)
 
 
 def fp8_linear_triton(

@@ -11,7 +11,6 @@ MIN_BLOCK_N = 16
 """Of every configuration: sizes the counters of split sums."""
 
 _MAX_TRITON_TOKENS = 16  # beyond, cuBLAS's tiles are as good
-_SPLIT_TOKENS = 64  # beyond, there are programs enough without splitting K
 _WANTED_PROGRAMS = 264  # two for each SM of an H200
 _MIN_SPLIT_BLOCKS = 4  # K blocks of a split: fewer do not fill the pipeline
 
@@ -39,11 +38,6 @@ def fp8_linear_config(tokens: int, out_features: int, in_features: int, *, block
     return Fp8LinearConfig(block_m, 64, block_k, max(1, splits), num_warps=4, num_stages=num_stages)
 
 
-def use_cublas(tokens: int, out_features: int, in_features: int, *, block_scales: bool) -> bool:
-    """Whether cuBLAS computes these products in bfloat16: only where it can, and only for many tokens.
-
-    It takes rows of whole 16 bytes; with scales of blocks also columns of scales of whole 16 bytes.
-    """
-    if tokens <= _MAX_TRITON_TOKENS or out_features % 16 or in_features % 16:
-        return False
-    return not block_scales or (tokens > _SPLIT_TOKENS and tokens % 4 == 0 and in_features % 512 == 0)
+def use_cublas(tokens: int, out_features: int, in_features: int) -> bool:
+    """Whether cuBLAS computes these products with scales of rows: only for many tokens, and rows of whole 16 bytes."""
+    return tokens > _MAX_TRITON_TOKENS and out_features % 16 == 0 and in_features % 16 == 0

