@@ -62,7 +62,7 @@ def fp8_linear_reference(
 
 
 def _fp8_linear_cublas(x: QuantizedActivation, weight: Tensor, weight_scale: Tensor, bias: Tensor | None) -> Tensor:
-    """Scales of rows, applied to the rounded product: cuBLAS refused to apply them itself for some shapes (CUDA 13.0)."""
+    """Scales of rows, applied to the rounded product: cuBLAS (CUDA 13.0) refuses to apply them for some shapes."""
     one = x.scale.new_ones(())
     out = torch._scaled_mm(
         x.values, weight.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True

@@ -109,8 +109,8 @@ def test_captured_steps_equal_eager_ones_and_agree_with_peft(
         forced = torch.tensor(sequence[9:], device=DEVICE)[:, None]
         difference = (ours[row].gather(1, forced) - expected.gather(1, forced)).abs()
         print(f"{name}: largest difference {difference.max():.3f}, mean {difference.mean():.4f}")
-        # On tied weights the random delta of this one is ten times the base: g is about 0.1, and bfloat16 keeps g - 1 to
-        # 2 % of that. A trained g is near 1.
+        # On tied weights the random delta of this one is ten times the base: g is about 0.1, and bfloat16 keeps g - 1
+        # to 2 % of that. A trained g is near 1.
         assert difference.max() < (0.2 if name == "dora_everywhere" else 0.1), name
 
 
