@@ -6,8 +6,8 @@ models.
 
 Shapes: T tokens of the step, H query heads, K key/value heads, D head size.
 The KV cache is one tensor [layers, pages, 2 (key, value), page_size, K, D] in the model's dtype. Page 0
-belongs to padding rows. The cache must be allocated zeroed: backends may read masked slots that were never
-written.
+belongs to padding rows. What slots beyond a sequence hold, NaN even, must not reach its result: their page may have been
+another request's.
 """
 
 from abc import ABC, abstractmethod
@@ -57,7 +57,7 @@ class AttentionMetadata(ABC):
     """The attention inputs of one step. One object serves all eager steps; a CUDA graph has one of its own.
 
     Args:
-        kv_cache: [layers, pages, 2, page_size, K, D], zeroed when allocated.
+        kv_cache: [layers, pages, 2, page_size, K, D].
         num_heads: H.
         max_num_requests: most requests of a step.
         max_num_tokens: most tokens of a step.

@@ -100,16 +100,12 @@ class KvCacheManager:
             self._prefixes.insert(key, page)
         request.num_committed_pages = stop
 
-    def free(self, request: LlmRequest, *, discard: bool = False) -> list[int]:
+    def free(self, request: LlmRequest, *, discard: bool = False) -> None:
         """Let go of the request's pages; it starts from nothing if it runs again. May be called twice.
 
         Args:
             discard: its content is not to be trusted: none of its pages is reused any more.
-
-        Returns:
-            The pages that are free now: held by nobody, and not kept for reuse.
         """
-        freed = []
         # Backwards, so that the end of a prefix gives way before its beginning, without which it cannot be
         # found.
         for page in reversed(request.page_ids):
@@ -121,12 +117,10 @@ class KvCacheManager:
             if page in self._prefixes:
                 self._cached[page] = None
             else:
-                freed.append(page)
-        self._free.extend(freed)
+                self._free.append(page)
         request.page_ids = []
         request.num_computed_tokens = 0
         request.num_committed_pages = 0
-        return freed
 
     def stats(self) -> KvCacheStats:
         free, cached = len(self._free), len(self._cached)

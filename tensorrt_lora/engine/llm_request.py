@@ -148,11 +148,6 @@ class LlmRequest:
             self.finish_reason = "length"
         return self.finish_reason
 
-    def append_token(self, token_id: int) -> FinishReason | None:
-        """`reserve_token` and `resolve_token` in one go."""
-        self.reserve_token()
-        return self.resolve_token(token_id)
-
     def prompt_logprob_positions(self, start: int, stop: int) -> range:
         """The positions in [start, stop) whose logits are still needed for prompt log-probabilities.
 

@@ -60,7 +60,6 @@ class PyTorchModelEngine:
         backend = loaded.attention_backend
         self._model = loaded.model
         self._lora_manager: CudaGraphLoraManager | None = loaded.lora_manager
-        self._kv_cache = loaded.kv_cache
         self._inputs = InputBuffers(
             max_num_tokens=args.max_num_tokens, max_batch_size=args.max_batch_size, device=loaded.device
         )
@@ -111,12 +110,6 @@ class PyTorchModelEngine:
         if self._lora_manager is not None and self._lora_manager.adapts_head:
             lora_params = self._prepare_lora(adapters, num_rows)
         return self._model.compute_logits(hidden, lora_params)
-
-    @torch.inference_mode()
-    def clear_kv_pages(self, page_ids: list[int]) -> None:
-        """Zero pages that may hold NaN: attention reads masked slots, and NaN times zero is NaN."""
-        if page_ids:
-            self._kv_cache[:, page_ids] = 0
 
     def _forward_eager(
         self, chunks: list[ContextChunk], generation: list[LlmRequest], in_flight: PendingSamples | None

@@ -28,6 +28,7 @@ from tensorrt_lora.lora.adapter_weights import AdapterWeights
 from tensorrt_lora.lora_request import LoRARequest
 from tensorrt_lora.models.dequantized_parameters import DequantizedParameters
 from tensorrt_lora.utils.device import pin_memory_available
+from tensorrt_lora.utils.logger import logger
 
 _PROMPT_LOGITS_AT_ONCE = 256  # 150 MB in float32 at a vocabulary of 150,000
 _ADAPTER_WAIT_S = 0.01  # how long an idle step waits for the loader before it looks at the inbox again
@@ -183,14 +184,14 @@ class PyExecutor:
         arrived = [awaited for awaited in self._awaited if awaited.handle.done()]
         for awaited in arrived:
             self._awaited.remove(awaited)
-            try:
-                handle = awaited.handle.result()
-            except ValueError as error:
+            error = awaited.handle.exception()
+            if error is None:
+                self._start(awaited.message, awaited.arrival, awaited.handle.result())
+            elif isinstance(error, ValueError):
                 self._refuse(awaited.message.request_id, str(error))
-            except (OSError, MemoryError, RuntimeError) as error:  # the disk, or no memory left to page-lock
+            else:  # the disk, page-locked memory, or a fault of the reader: whatever it is, it is this request's alone
+                logger.error("an adapter could not be loaded", exc_info=error)
                 self._refuse(awaited.message.request_id, f"{type(error).__name__}: {error}")
-            else:
-                self._start(awaited.message, awaited.arrival, handle)
 
     def _start(self, message: GenerationRequest, arrival: int, handle: AdapterHandle | None) -> None:
         sequences = create_llm_requests(
@@ -266,7 +267,7 @@ class PyExecutor:
         self._respond(request, response)
 
     def _fail(self, request: LlmRequest, error: str) -> None:
-        self._engine.clear_kv_pages(self.scheduler.fail(request, error))
+        self.scheduler.fail(request, error)
         self._respond(request, GenerationResponse(request.request_id, request.sequence_index))
 
     def _respond(self, request: LlmRequest, response: GenerationResponse) -> None:

@@ -32,6 +32,8 @@ class RequestLimits:
         outside = next((token for token in request.prompt_token_ids if not 0 <= token < self.vocab_size), None)
         if outside is not None:
             return f"the prompt holds token id {outside}, but the model's ids are 0 to {self.vocab_size - 1}"
+        if request.sampling_params.min_tokens > 0 and len(request.stop_ids) >= self.vocab_size:
+            return "stop_token_ids holds the whole vocabulary, so that min_tokens leaves no token to choose: lower one"
         lengths = f"the prompt's {num_prompt} tokens and max_tokens={max_tokens}"
         if num_prompt + max_tokens > self.max_seq_len:
             return f"{lengths} exceed max_seq_len={self.max_seq_len}: shorten the prompt or lower max_tokens"

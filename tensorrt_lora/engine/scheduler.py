@@ -156,16 +156,11 @@ class Scheduler:
             request.finish_reason = "abort"
             self._release(request, discard=False)
 
-    def fail(self, request: LlmRequest, error: str) -> list[int]:
-        """End a request with an error; what it wrote to the cache is not reused.
-
-        Returns:
-            The pages that nobody holds any more: their content may be NaN, so clear them before the next step.
-        """
-        if request.is_finished:
-            return []
-        request.finish_reason, request.error = "error", error
-        return self._release(request, discard=True)
+    def fail(self, request: LlmRequest, error: str) -> None:
+        """End a request with an error; what it wrote to the cache is not reused."""
+        if not request.is_finished:
+            request.finish_reason, request.error = "error", error
+            self._release(request, discard=True)
 
     def _schedule_generation(self, scheduled: ScheduledRequests, budget: int) -> int:
         # Victims are taken from the end of the same list, hence never from what is scheduled already.
@@ -247,13 +242,12 @@ class Scheduler:
             bool(self._running) or not self._waiting
         )
 
-    def _release(self, request: LlmRequest, *, discard: bool) -> list[int]:
+    def _release(self, request: LlmRequest, *, discard: bool) -> None:
         for queue in (self._waiting, self._running):
             if request in queue:
                 queue.remove(request)
-        freed = self._kv_cache.free(request, discard=discard)
+        self._kv_cache.free(request, discard=discard)
         request.state = RequestState.FINISHED
-        return freed
 
 
 def _arrival(request: LlmRequest) -> tuple[int, int]:

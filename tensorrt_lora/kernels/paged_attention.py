@@ -99,10 +99,13 @@ def _decode_attention_reference(
 ) -> torch.Tensor:
     requests, num_heads, head_dim = q.shape
     num_kv_heads = kv_cache.shape[3]
+    # What lies beyond a request may be another's NaN, and neither a mask nor a weight of 0 takes that away.
+    beyond = mask.view(requests, -1, 1, 1) < 0
     key, value = (
         kv_cache[:, part]
         .index_select(0, page_table.flatten())
         .view(requests, -1, num_kv_heads, head_dim)
+        .masked_fill_(beyond, 0.0)
         .transpose(1, 2)
         for part in (0, 1)
     )

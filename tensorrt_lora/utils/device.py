@@ -54,11 +54,6 @@ def pin_memory_available(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def triton_available() -> bool:
-    """Whether Triton can be imported."""
-    return importlib.util.find_spec("triton") is not None
-
-
 def flashinfer_available() -> bool:
     """Whether FlashInfer can be imported."""
     return importlib.util.find_spec("flashinfer") is not None

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tensorrt_lora.engine.kv_cache_manager import KvCacheManager
 from tests.support.kv_content import KvContent
-from tests.support.llm_requests import FakeAdapter, make_request
+from tests.support.llm_requests import FakeAdapter, append_token, make_request
 
 PAGE = 4
 
@@ -218,7 +218,7 @@ def test_a_preempted_request_finds_its_own_pages_again():
     manager = make_manager()
     request = run_whole(manager, make_request(6, output=(50, 51)))
     manager.free(request)
-    request.append_token(52)
+    append_token(request, 52)
     assert manager.match_prefix(request) == 8
     run_whole(manager, request)
     manager.check_integrity([request])
@@ -249,7 +249,7 @@ def test_random_use_keeps_contents_right_and_loses_no_page(seed, num_pages, reus
                 request.num_computed_tokens = stop
                 manager.commit(request)
                 if request.num_uncomputed_tokens == 0:
-                    request.append_token(rng.randrange(2))
+                    append_token(request, rng.randrange(2))
         elif live:
             request = live[rng.randrange(len(live))]
             manager.free(request, discard=rng.random() < 0.2)

@@ -8,7 +8,7 @@ from tensorrt_lora.engine.llm_request import RequestState, create_llm_requests
 from tensorrt_lora.engine.scheduled_requests import ContextChunk, ScheduledRequests
 from tensorrt_lora.lora_request import LoRARequest
 from tensorrt_lora.sampling_params import Logprob, SamplingParams
-from tests.support.llm_requests import FakeAdapter, make_request
+from tests.support.llm_requests import FakeAdapter, append_token, make_request
 
 EOS = (2, 7)
 
@@ -16,7 +16,7 @@ EOS = (2, 7)
 def finish_after(request, tokens):
     """How many tokens the request takes of `tokens`, and why it ends."""
     for count, token in enumerate(tokens, start=1):
-        reason = request.append_token(token)
+        reason = append_token(request, token)
         assert reason == request.finish_reason
         if reason is not None:
             return count, reason, request.stop_reason
@@ -99,7 +99,7 @@ def test_sequences_of_one_request_differ_in_index_and_seed_only():
         assert request.request_id == 11 and request.arrival == 4 and request.eos_token_ids == EOS
         assert request.prompt_token_ids == [1, 2, 3] and request.adapter is adapter
         assert request.adapter_key == (3, "v1") and request.state is RequestState.WAITING
-    requests[0].append_token(5)
+    append_token(requests[0], 5)
     assert requests[1].output_token_ids == []
 
 
@@ -134,6 +134,6 @@ def test_scheduled_requests_keep_row_order_and_settle_last_chunks():
     assert scheduled.requests == [partial, last, decoding]
     assert scheduled.sampled_requests == [last, decoding]
     assert scheduled.context[1].token_ids == [2, 3, 4, 5]
-    last.append_token(9)
+    append_token(last, 9)
     assert scheduled.context[1].is_last
     assert not ScheduledRequests()

@@ -5,7 +5,7 @@ from transformers.generation.logits_process import RepetitionPenaltyLogitsProces
 
 from tensorrt_lora.engine.penalties import apply_penalties
 from tensorrt_lora.engine.sampling_batch import masked_entries, penalty_entries
-from tests.support.llm_requests import make_request
+from tests.support.llm_requests import append_token, make_request
 
 VOCAB = 50
 CPU = torch.device("cpu")
@@ -83,9 +83,9 @@ def masked_ids(request):
 def test_end_and_stop_tokens_are_masked_until_min_tokens_are_out():
     request = make_request(3, eos_token_ids=(2, 7), stop_token_ids=[4, VOCAB, 10**9], min_tokens=2, max_tokens=9)
     assert masked_ids(request) == {2, 4, 7}
-    request.append_token(1)
+    append_token(request, 1)
     assert masked_ids(request) == {2, 4, 7}
-    request.append_token(1)
+    append_token(request, 1)
     assert masked_ids(request) == set()
 
 

@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import torch
 
-from tensorrt_lora import SamplingParams, TorchLlmArgs
+from tensorrt_lora import LoraConfig, LoRARequest, SamplingParams, TorchLlmArgs
 from tensorrt_lora.engine.generation_request import GenerationRequest, GenerationResponse
 from tensorrt_lora.engine.py_executor import PyExecutor
+from tensorrt_lora.lora.adapter_weights import AdapterWeights, LoraModuleWeights
+from tensorrt_lora.lora.module_types import LoraModuleType
 from tests.support.tiny_models import save_tiny_model
 
 SETTINGS: dict[str, object] = {
@@ -109,4 +112,42 @@ def test_an_abort_while_a_token_is_in_flight_ends_the_request_once(model_dir: Pa
     ends = [(r.request_id, r.finish_reason) for r in responses if r.finish_reason is not None]
     assert ends == [(0, "abort"), (1, "length")]
     assert not executor.has_work and executor.kv_cache_manager.stats().held_pages == 0
+    executor.shutdown()
+
+
+def overflowing_adapter(request: LoRARequest) -> AdapterWeights:
+    """Finite weights whose product is not."""
+    huge = torch.full((1, 72), 1e30)
+    modules = {(0, LoraModuleType.MLP_4H_TO_H): LoraModuleWeights(torch.full((1, 112), 1e30), huge, scale=1.0)}
+    return AdapterWeights(request.lora_name, "huge", modules)
+
+
+@pytest.mark.parametrize("ending", ["error", "abort", "preemption"])
+@pytest.mark.parametrize("reuse", [False, True])
+def test_nan_that_a_request_leaves_in_its_pages_reaches_nobody(model_dir: Path, ending: str, reuse: bool):
+    cache = {"tokens_per_block": 8, "max_tokens": 96, "enable_block_reuse": reuse}
+    args = TorchLlmArgs(model=model_dir, lora_config=LoraConfig(), **{**SETTINGS, "kv_cache_config": cache})
+    executor = PyExecutor(args, read_adapter=overflowing_adapter)
+    prompts = [[number, 7, 8] for number in range(3, 9)]
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    responses: list[GenerationResponse] = []
+    if ending == "preemption":  # the first of these outgrow the pages, and the broken one is the last to come
+        for number, prompt in enumerate(prompts[:3]):
+            executor.enqueue(GenerationRequest(number, prompt, params))
+        responses += [response for _ in range(3) for response in executor.step()]
+    broken = GenerationRequest(99, list(range(60)), SamplingParams(max_tokens=2), LoRARequest("huge", 1, "/huge"))
+    executor.enqueue(broken)
+    for _ in range(40):
+        responses += executor.step()
+        if ending == "abort" and any(r.num_computed_tokens >= 24 for r in executor.scheduler.running):
+            executor.abort(99)
+            break
+    for number, prompt in enumerate(prompts):
+        if ending != "preemption" or number >= 3:
+            executor.enqueue(GenerationRequest(number, prompt, params))
+    while executor.has_work:
+        responses += executor.step()
+    ends = {response.request_id: response.finish_reason for response in responses if response.finish_reason}
+    assert ends.pop(99) == ("abort" if ending == "abort" else "error")
+    assert ends == dict.fromkeys(range(6), "length")
     executor.shutdown()

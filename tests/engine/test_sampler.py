@@ -12,7 +12,7 @@ from transformers.generation.logits_process import (
 
 from tensorrt_lora.engine.counter_rng import derive_seed
 from tensorrt_lora.engine.sampler import Sampler
-from tests.support.llm_requests import FakeAdapter, make_request
+from tests.support.llm_requests import FakeAdapter, append_token, make_request
 
 VOCAB = 64
 EOS = 5
@@ -92,7 +92,7 @@ def test_greedy_respects_penalties_and_min_tokens():
         make_request([8], eos_token_ids=(EOS,), min_tokens=1, repetition_penalty=2.0),
     ]
     assert tokens(logits, rows) == [EOS, 8, 9]
-    rows[1].append_token(8)
+    append_token(rows[1], 8)
     assert tokens(logits[1:2], rows[1:2]) == [EOS]
 
 

@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import dataclass
 
+from tensorrt_lora.engine.generation_request import FinishReason
 from tensorrt_lora.engine.llm_request import LlmRequest
 from tensorrt_lora.lora.adapter_slot_manager import AdapterKey
 from tensorrt_lora.sampling_params import SamplingParams
@@ -23,6 +24,12 @@ class FakeAdapter:
     @property
     def key(self) -> AdapterKey:
         return AdapterKey(self.adapter_id, self.version)
+
+
+def append_token(request: LlmRequest, token_id: int) -> FinishReason | None:
+    """A token that is sampled and known at once."""
+    request.reserve_token()
+    return request.resolve_token(token_id)
 
 
 def make_request(
@@ -46,5 +53,5 @@ def make_request(
         eos_token_ids=eos_token_ids,
     )
     for token_id in output:
-        request.append_token(token_id)
+        append_token(request, token_id)
     return request
