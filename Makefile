@@ -38,6 +38,7 @@ test-gpu: ## tests that need CUDA, with the python that is there
 
 check: setup ## lint, types, and the manifest of the settings
 	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
 	$(BIN)/tensorrt-lora manifest --check
 

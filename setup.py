@@ -5,8 +5,7 @@ from setuptools import find_packages, setup
 setup(
     name="tensorrt_lora",
     version="0.1.0",
-    description="Serves one base model with many LoRA adapters in one batch, in TensorRT-LLM's "
-    "PyTorch-backend style.",
+    description="Serves one base model with many LoRA adapters in one batch, in TensorRT-LLM's PyTorch-backend style.",
     license="Apache-2.0",
     license_files=["LICENSE"],
     packages=find_packages(include=["tensorrt_lora", "tensorrt_lora.*"]),

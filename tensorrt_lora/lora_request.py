@@ -13,6 +13,7 @@ class LoRARequest:
     """Names one adapter by a label, a stable integer id and the directory (or hub id) of its PEFT checkpoint.
 
     Field names and order are TensorRT-LLM's; the short names (`name`, `adapter_id`, `path`) are there too.
+    Files that change under a path are read again once the adapter is no longer in host memory (docs/adapters.md).
     Raises ValueError for an empty name, an id that is not an integer >= 0, or an empty path.
     """
 
@@ -33,6 +34,10 @@ class LoRARequest:
                 f"lora_path of adapter {self.lora_name!r} must be the directory of a PEFT adapter, got "
                 f"{self.lora_path!r}"
             )
+        # Plain values: a str-Enum of the user's script, say, could not be read in the engine's process.
+        object.__setattr__(self, "lora_name", str.__str__(self.lora_name))
+        object.__setattr__(self, "lora_int_id", int(self.lora_int_id))
+        object.__setattr__(self, "lora_path", str.__str__(self.lora_path))
 
     @property
     def name(self) -> str:
@@ -64,8 +69,10 @@ class WeightedLoRARequests:
             if not (isinstance(part, tuple) and len(part) == 2 and isinstance(part[0], LoRARequest)):
                 raise ValueError(f"a combination of adapters holds (LoRARequest, weight) pairs, got {part!r}")
             request, weight = part
-            if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+            if isinstance(weight, bool) or not isinstance(weight, int | float) or not _is_finite(weight):
                 raise ValueError(f"the weight of adapter {request.lora_name!r} must be a finite number, got {weight!r}")
+        # Plain pairs and floats, for the same reason as above.
+        object.__setattr__(self, "parts", tuple((request, float(weight)) for request, weight in self.parts))
 
     @property
     def name(self) -> str:
@@ -74,3 +81,10 @@ class WeightedLoRARequests:
     @property
     def path(self) -> str:
         return ", ".join(request.lora_path for request, _ in self.parts)
+
+
+def _is_finite(weight: float) -> bool:
+    try:
+        return math.isfinite(weight)
+    except OverflowError:  # an int beyond the largest float
+        return False

@@ -58,6 +58,7 @@ class SamplingParams(StrictBaseModel):
     n: int = Field(
         default=1,
         ge=1,
+        le=1024,
         description="Sequences to generate for the prompt; more than one needs temperature > 0.",
     )
     stop: Annotated[list[str], BeforeValidator(_as_list)] = Field(
@@ -66,12 +67,12 @@ class SamplingParams(StrictBaseModel):
     stop_token_ids: list[int] = Field(
         default_factory=list, description="Token ids that end a sequence, beside the model's own end tokens."
     )
-    ignore_eos: bool = Field(
-        default=False, description="Go on to max_tokens past the model's own end tokens."
-    )
+    ignore_eos: bool = Field(default=False, description="Go on to max_tokens past the model's own end tokens.")
     repetition_penalty: float = Field(
         default=1.0,
-        gt=0.0,
+        # Wide enough to ban or to force a token; beyond, a float32 logit could overflow to infinity.
+        ge=0.01,
+        le=100.0,
         description="Divides positive and multiplies negative logits of tokens seen in prompt or output.",
     )
     presence_penalty: float = Field(
@@ -95,12 +96,9 @@ class SamplingParams(StrictBaseModel):
     prompt_logprobs: int | None = Field(
         default=None,
         ge=0,
-        description="The same for the tokens of the prompt; such a prompt takes nothing from the reuse "
-        "cache.",
+        description="The same for the tokens of the prompt; such a prompt takes nothing from the reuse cache.",
     )
-    skip_special_tokens: bool = Field(
-        default=True, description="Leave special tokens out of the returned text."
-    )
+    skip_special_tokens: bool = Field(default=True, description="Leave special tokens out of the returned text.")
 
     @field_validator("stop")
     @classmethod
@@ -121,13 +119,10 @@ class SamplingParams(StrictBaseModel):
     def _check_together(self) -> "SamplingParams":
         if self.min_tokens > self.max_tokens:
             raise ValueError(
-                f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}: lower it or "
-                "raise max_tokens"
+                f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}: lower it or raise max_tokens"
             )
         if self.n > 1 and self.is_greedy:
-            raise ValueError(
-                f"n={self.n} with temperature=0 gives {self.n} equal answers: set temperature > 0 or n=1"
-            )
+            raise ValueError(f"n={self.n} with temperature=0 gives {self.n} equal answers: set temperature > 0 or n=1")
         return self
 
     @property

@@ -1,6 +1,8 @@
 """LoRARequest: its names, its equality, and what it refuses."""
 
 import pickle
+from enum import Enum, IntEnum
+from typing import NamedTuple
 
 import pytest
 
@@ -67,8 +69,31 @@ def test_a_combination_has_a_name_and_survives_a_process_boundary() -> None:
         (((A, True),), "the weight of adapter 'a' must be a finite number, got True"),
         (((A, None),), "the weight of adapter 'a' must be a finite number, got None"),
         (((A, float("inf")),), "the weight of adapter 'a' must be a finite number, got inf"),
+        (((A, 10**400),), "the weight of adapter 'a' must be a finite number, got 1000"),
     ],
 )
 def test_a_combination_of_anything_else_is_refused(parts: tuple[object, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         WeightedLoRARequests(parts)
+
+
+class _Name(str, Enum):
+    A = "a"
+
+
+class _Id(IntEnum):
+    ONE = 1
+
+
+class _Pair(NamedTuple):
+    request: LoRARequest
+    weight: float
+
+
+def test_holds_plain_values_only() -> None:
+    """A class of the user's script cannot be unpickled in the engine's process."""
+    request = LoRARequest(_Name.A, _Id.ONE, _Name.A)
+    assert (request.name, request.adapter_id, request.path) == ("a", 1, "a")
+    assert [type(value) for value in (request.name, request.adapter_id, request.path)] == [str, int, str]
+    [pair] = WeightedLoRARequests((_Pair(request, _Id.ONE),)).parts
+    assert (type(pair), type(pair[1]), pair) == (tuple, float, (request, 1.0))

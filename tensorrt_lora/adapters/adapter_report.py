@@ -1,7 +1,8 @@
 """The verdict on one adapter for one model, without an engine.
 
-Owns what `tensorrt-lora adapter check` and `LLM.check_lora` tell. The checks are those of loading: an adapter that is
-fine here loads, and one that is not is refused with the same words.
+Owns what `tensorrt-lora adapter check` and `LLM.check_lora` tell. The checks are those of loading, and what is wrong is
+told in the same words. Loading knows more in one case: copies of the model's weights in the adapter's file can be
+compared only where the model's are loaded; a report names those that were not.
 """
 
 from dataclasses import asdict, dataclass
@@ -39,6 +40,7 @@ class AdapterReport:
 
     Attributes:
         problems: every reason to refuse it, each with its fix; empty for an adapter that can be served.
+        not_compared: tensors taken for copies of the model's own weights; the engine refuses them if they are not.
         notes: what the log would say of it: accepted, but perhaps not what its author thinks.
         modules: those that could be bound to the model, problems or not.
         num_sites: modules of the model that adapters may change.
@@ -49,6 +51,7 @@ class AdapterReport:
     name: str
     path: str
     problems: tuple[str, ...]
+    not_compared: tuple[str, ...]
     notes: tuple[str, ...]
     modules: tuple[ModuleReport, ...]
     num_sites: int
@@ -58,7 +61,7 @@ class AdapterReport:
 
     @property
     def ok(self) -> bool:
-        """Whether the adapter can be served."""
+        """Whether the adapter can be served, as far as that can be told: see `not_compared`."""
         return not self.problems
 
     @property
@@ -99,6 +102,7 @@ def check_adapter(reader: AdapterReader, request: LoRARequest, *, max_bytes: int
         name=request.lora_name,
         path=request.lora_path,
         problems=found,
+        not_compared=() if bound is None else tuple(bound.binding.not_compared),
         notes=() if bound is None else tuple(bound.binding.notes),
         modules=() if bound is None else tuple(_report(module, reader) for module in bound.binding.modules),
         num_sites=len(reader.sites),

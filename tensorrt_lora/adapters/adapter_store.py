@@ -74,7 +74,8 @@ class AdapterStore:
         """Ask for an adapter or a combination; never blocks and never raises.
 
         The future gives a handle with one reference, to be given back by `release`, or raises what is wrong:
-        AdapterError for an adapter that cannot be used, ValueError for an id that stands for another adapter.
+        AdapterError for an adapter that cannot be used, ValueError for an id that stands for another adapter or a
+        relative path without a current directory.
         A failed load is forgotten, so that the next request reads the files again.
         """
         waiter: Future[AdapterHandle] = Future()
@@ -83,7 +84,7 @@ class AdapterStore:
         with self._changed:
             try:
                 self._registry.register(*_parts(request))
-            except ValueError as error:
+            except (ValueError, OSError) as error:
                 failure = error
             if self._closed:
                 failure = RuntimeError(_CLOSED)

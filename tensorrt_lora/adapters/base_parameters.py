@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import torch
 
+from tensorrt_lora.adapters.bound_module import SERVED_DTYPES
 from tensorrt_lora.adapters.peft_keys import strip_containers
 from tensorrt_lora.lora.lora_site import LoraSite
 
@@ -40,6 +41,8 @@ class BaseParameters:
                 f"tensor {key}: got {list(copy.shape)}, the model's {path} is {list(base.shape)}; the vocabulary was "
                 "changed for training, and weights for it are not served"
             )
+        if copy.dtype not in SERVED_DTYPES:
+            return f"tensor {key}: dtype {copy.dtype} is not served; save it in a floating point type"
         if not base.is_meta and not _is_copy(copy, base):
             return (
                 f"tensor {key}: holds other values than the model's {path}; fully trained modules are not served, "

@@ -49,9 +49,7 @@ class BoundCheckpoint:
     ) -> AdapterWeights:
         """Copy the tensors to host memory. Raises AdapterError if there is any problem, or a value is not finite."""
         problems.check()
-        modules = make_host_weights(
-            self.binding.modules, dtype=model.dtype, pin_memory=pin_memory, problems=problems
-        )
+        modules = make_host_weights(self.binding.modules, dtype=model.dtype, pin_memory=pin_memory, problems=problems)
         return AdapterWeights(name, self.version, modules)
 
     def log(self, weights: AdapterWeights, model: ModelSites) -> None:

@@ -6,6 +6,15 @@ import torch
 
 from tensorrt_lora.lora.lora_site import LoraSite
 
+SERVED_DTYPES = {
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class FileTensor:
@@ -48,3 +57,4 @@ class Binding:
 
     modules: list[BoundModule]
     notes: list[str] = field(default_factory=list)  # accepted, though it may not be what the user thinks
+    not_compared: list[str] = field(default_factory=list)  # tensors taken for copies of the model's own

@@ -11,7 +11,7 @@ import torch
 
 from tensorrt_lora.adapters.adapter_error import AdapterProblems
 from tensorrt_lora.adapters.base_parameters import BaseParameters
-from tensorrt_lora.adapters.bound_module import BoundModule, FileTensor
+from tensorrt_lora.adapters.bound_module import SERVED_DTYPES, BoundModule, FileTensor
 from tensorrt_lora.adapters.peft_config import PeftConfig
 from tensorrt_lora.adapters.peft_keys import PeftKey, TensorRole
 from tensorrt_lora.lora.lora_site import LoraSite
@@ -19,14 +19,6 @@ from tensorrt_lora.lora.module_types import LoraModuleType
 
 ModuleParts = Mapping[TensorRole, PeftKey]
 
-_DTYPES = {
-    torch.float64,
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-}
 _EMBEDDING_PAIR = (TensorRole.EMBEDDING_A, TensorRole.EMBEDDING_B)
 _LINEAR_PAIR = (TensorRole.LORA_A, TensorRole.LORA_B)
 _VOCABULARY = (LoraModuleType.EMBED_TOKENS, LoraModuleType.LM_HEAD)
@@ -148,7 +140,7 @@ class ModuleBinder:
         self, bound: BoundModule, tensor: FileTensor, wanted: list[int], *, rank_axis: int | None
     ) -> None:
         got = list(tensor.values.shape)
-        if tensor.values.dtype not in _DTYPES:
+        if tensor.values.dtype not in SERVED_DTYPES:
             dtype = tensor.values.dtype
             self._problems.add(f"tensor {tensor.key}: dtype {dtype} is not served; save it in a floating point type")
         if got == wanted:

@@ -4,6 +4,7 @@ Owns the bounds on them. A pattern like `(a|a)*b` takes time exponential in the 
 both. So patterns have a length, and all matches of one adapter share a budget of processor time. Asked by `PeftConfig`.
 """
 
+import re
 import time
 from functools import lru_cache
 
@@ -71,7 +72,9 @@ def pattern_problem(pattern: str, expression: str) -> str | None:
         return f"at most {MAX_PATTERN_LENGTH} characters long, it has {len(pattern)}"
     try:
         _compile(expression)
-    except (regex.error, OverflowError, RecursionError, ValueError) as error:
+        if not _is_plain(pattern):
+            re.compile(expression)  # PEFT must take it too; `regex` knows more, such as two groups of one name
+    except (re.error, regex.error, OverflowError, RecursionError, ValueError) as error:
         return f"a regular expression ({error})"
     return None
 

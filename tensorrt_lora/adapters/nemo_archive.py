@@ -105,8 +105,11 @@ def _read_member(
 def _parse_config(text: bytes, problems: AdapterProblems) -> dict[str, object]:
     try:
         config = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except yaml.YAMLError as error:
         problems.fail(f"{CONFIG_NAME} is not valid YAML: {str(error).partition(chr(10))[0]}")
+    except Exception as error:
+        # Values that belie their tags, like `!!bool x`, make the library raise anything.
+        problems.fail(f"{CONFIG_NAME} is not valid YAML ({type(error).__name__}); save the adapter again")
     if not isinstance(config, dict):
         problems.fail(f"{CONFIG_NAME} must hold a mapping, got {type(config).__name__}")
     return config

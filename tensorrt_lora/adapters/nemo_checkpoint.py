@@ -16,6 +16,8 @@ from tensorrt_lora.adapters.adapter_error import AdapterProblems
 from tensorrt_lora.adapters.bound_checkpoint import BoundCheckpoint, ModelSites
 from tensorrt_lora.adapters.bound_module import Binding, BoundModule, FileTensor
 from tensorrt_lora.adapters.nemo_archive import CONFIG_NAME, read_nemo_archive
+from tensorrt_lora.adapters.peft_config_parser import MAX_ALPHA
+from tensorrt_lora.adapters.peft_features import shorten
 from tensorrt_lora.adapters.peft_keys import MAX_KEY_LENGTH
 from tensorrt_lora.adapters.site_index import SiteIndex
 from tensorrt_lora.lora.lora_site import LoraSite
@@ -23,6 +25,7 @@ from tensorrt_lora.lora.lora_site import LoraSite
 _KEY = re.compile(
     r"(.*\.)?layers\.(?P<layer>\d{1,6})\.self_attention\.adapter_layer\.lora_kqv_adapter\.linear_(?P<half>in|out)\.weight"
 )
+_MAX_HEADS = 65_536
 _DTYPES = {torch.float32, torch.float16, torch.bfloat16}
 
 
@@ -48,9 +51,11 @@ class NemoShape:
         alpha = (_section(_section(model, "peft"), "lora_tuning") or _section(model, "lora_tuning")).get("alpha")
         for name, value in (("num_attention_heads", heads), ("num_query_groups", groups)):
             if not _is_integer(value):
-                problems.add(f"{CONFIG_NAME}: {name}={value!r}: must be an integer >= 1")
-        if alpha is not None and not (_is_integer(alpha) or isinstance(alpha, float)):
-            problems.add(f"{CONFIG_NAME}: lora_tuning.alpha={alpha!r}: must be a number")
+                problems.add(f"{CONFIG_NAME}: {name}={shorten(value)}: must be an integer >= 1, at most {_MAX_HEADS}")
+        is_number = isinstance(alpha, int | float) and not isinstance(alpha, bool) and abs(alpha) <= MAX_ALPHA
+        if alpha is not None and not is_number:
+            wanted = f"must be a finite number, at most {MAX_ALPHA:g} in size"
+            problems.add(f"{CONFIG_NAME}: lora_tuning.alpha={shorten(alpha)}: {wanted}")
         problems.check()
         assert isinstance(heads, int) and isinstance(groups, int) and (alpha is None or isinstance(alpha, int | float))
         return cls(heads, groups, alpha)
@@ -144,4 +149,4 @@ def _section(config: Mapping[str, object], name: str) -> Mapping[str, object]:
 
 
 def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MAX_HEADS

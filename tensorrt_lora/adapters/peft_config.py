@@ -57,6 +57,8 @@ class PeftConfig:
             return False
         if isinstance(self.target_modules, str) and self.target_modules.lower() == ALL_LINEAR:
             return module.rpartition(".")[2] not in _NOT_IN_ALL_LINEAR
+        if isinstance(self.target_modules, tuple) and module in self.target_modules:
+            return True  # a module's whole name is taken whatever the layers are
         return self._matches(self.target_modules, module) and self._is_in_layers(module)
 
     def unused_targets(self, modules: set[str]) -> list[str]:
@@ -78,7 +80,9 @@ class PeftConfig:
         for prefix in prefixes:
             match = self._matcher.match(prefix, module)
             if match is not None:
-                return int(match["idx"]) in self.layers_to_transform
+                # PEFT puts the pattern in as it is, so one like "a|b" can match without reaching the index.
+                index = match["idx"]
+                return index is not None and int(index) in self.layers_to_transform
         return False
 
     def _match_pattern(self, patterns: Mapping[str, _Value], module: str, default: _Value) -> _Value:

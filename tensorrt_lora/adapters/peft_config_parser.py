@@ -11,6 +11,9 @@ from tensorrt_lora.adapters.name_matcher import MAX_PATTERNS, name_end, pattern_
 from tensorrt_lora.adapters.peft_config import PeftConfig, layer_prefix
 from tensorrt_lora.adapters.peft_features import check_features, shorten
 
+MAX_RANK = 65_536  # beyond any model's width; Python's integers are not
+MAX_ALPHA = 1e30  # scales are float32
+
 
 class PeftConfigParser:
     """Parses one configuration; whatever is wrong or not served goes to `problems`."""
@@ -66,16 +69,16 @@ class PeftConfigParser:
             self._add("layers_pattern needs layers_to_transform; name the layers or remove the pattern")
 
     def _rank(self, field: str, value: object) -> int:
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_RANK:
             return value
-        self._wrong(field, value, "an integer >= 1")
+        self._wrong(field, value, f"an integer >= 1, at most {MAX_RANK}")
         return 1
 
     def _alpha(self, field: str, value: object) -> float:
         # Python's JSON also reads NaN, Infinity and integers beyond float; the bound excludes them all.
-        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300:
+        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MAX_ALPHA:
             return value
-        self._wrong(field, value, "a finite number")
+        self._wrong(field, value, f"a finite number, at most {MAX_ALPHA:g} in size")
         return 1.0
 
     def _flag(self, field: str) -> bool:

@@ -4,6 +4,8 @@ Owns the verdict per field of PEFT's `LoraConfig`, also for fields of later vers
 `PeftConfigParser`, which reads the values of the served ones.
 """
 
+from reprlib import Repr
+
 from tensorrt_lora.adapters.adapter_error import AdapterProblems
 
 _READ = {"r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "base_model_name_or_path"}
@@ -37,6 +39,9 @@ _NOT_SERVED = {
 # base as training starts; A and B fit no other base until PEFT converts them, which sets the field to true.
 _PLAIN_INITS = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
 
+_REPR = Repr()
+_REPR.maxstring = _REPR.maxlong = _REPR.maxother = 80
+
 
 def check_features(raw: dict[str, object], problems: AdapterProblems) -> bool:
     """Add every field of `raw` that asks for something that is not served, or not known, to `problems`.
@@ -68,8 +73,11 @@ def check_features(raw: dict[str, object], problems: AdapterProblems) -> bool:
 
 
 def shorten(value: object) -> str:
-    """`value` for a message, at most 80 characters."""
-    text = repr(value)
+    """`value` for a message, at most 80 characters; never raises, however large or deep the value is."""
+    try:
+        text = _REPR.repr(value)
+    except ValueError:  # Python refuses to write out integers of thousands of digits
+        text = f"{type(value).__name__} with too many digits to show"
     return text if len(text) <= 80 else text[:77] + "..."
 
 

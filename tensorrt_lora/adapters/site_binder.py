@@ -45,6 +45,7 @@ class SiteBinder:
         self._modules = ModuleBinder(config, max_rank, base_parameters, problems)
         self._base_parameters = base_parameters
         self._notes: list[str] = []
+        self._not_compared: list[str] = []
         self._renamed: list[PeftKey] = []
         self._unnamed: dict[str, list[str]] = {}  # tensors by module, of those that the engine has to be told
 
@@ -80,7 +81,7 @@ class SiteBinder:
         if not any(key.is_lora for key in lora):
             self._problems.add("no tensor in the file is a lora_A or lora_B, so nothing would be applied")
         self._note_names(modules)
-        return Binding(modules, [*self._notes, *self._modules.notes])
+        return Binding(modules, [*self._notes, *self._modules.notes], self._not_compared)
 
     def _known_keys(self, names: list[str]) -> list[PeftKey]:
         """The tensors that have a meaning; all others are reported, grouped by what is wrong with them."""
@@ -110,6 +111,7 @@ class SiteBinder:
                 self._notes.append(f"ignored {key.key}, a copy of the model's own")
             else:
                 self._notes.append(f"ignored {key.key}, taken for a copy of the model's own without comparing them")
+                self._not_compared.append(key.key)
 
     def _group(self, keys: list[PeftKey]) -> dict[str, dict[TensorRole, PeftKey]]:
         """The tensors of each module, by the module's path."""

@@ -9,6 +9,8 @@ import io
 import torch
 
 from tensorrt_lora.adapters.adapter_error import AdapterProblems
+from tensorrt_lora.adapters.peft_features import shorten
+from tensorrt_lora.utils.logger import logger
 
 
 def load_tensor_pickle(data: torch.Tensor, name: str, problems: AdapterProblems) -> dict[str, torch.Tensor]:
@@ -16,18 +18,31 @@ def load_tensor_pickle(data: torch.Tensor, name: str, problems: AdapterProblems)
     try:
         content = torch.load(io.BytesIO(data.numpy().tobytes()), map_location="cpu", weights_only=True)
     except Exception as error:
-        # A damaged pickle can raise anything, and all of it means the same.
-        reason = str(error).strip().partition("\n")[0]
+        # A damaged pickle can raise anything, and all of it means the same; torch's words are about its own insides.
+        logger.debug("%s: %s", name, error)
         problems.fail(
-            f"{name} is truncated or holds more than tensors ({type(error).__name__}: {reason}); save the adapter as "
-            "safetensors"
+            f"{name} is truncated or holds more than tensors ({type(error).__name__}); save the adapter as safetensors"
         )
     if not isinstance(content, dict):
         problems.fail(f"{name} must hold a dict of tensors, got {type(content).__name__}")
     for key, value in content.items():
-        is_dense = isinstance(value, torch.Tensor) and value.layout == torch.strided
-        if not (isinstance(key, str) and is_dense):
-            kind = type(value).__name__
-            problems.add(f"{name}: entry {key!r} is {kind}, not a dense tensor; save LoRA tensors only")
+        kind = _kind(value)
+        if not isinstance(key, str):
+            problems.add(f"{name}: the name {shorten(key)} is {type(key).__name__}, not text; save LoRA tensors only")
+        elif kind is not None:
+            problems.add(f"{name}: entry {shorten(key)} is {kind}, not a dense tensor; save LoRA tensors only")
     problems.check()
-    return content
+    return {key: value.detach() for key, value in content.items()}
+
+
+def _kind(value: object) -> str | None:
+    """What `value` is if it is no dense tensor with values."""
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    if value.is_meta:
+        return "a tensor without values (on the meta device)"
+    if value.is_nested:
+        return "a nested tensor"
+    if value.is_quantized:
+        return "a quantised tensor"
+    return None if value.layout == torch.strided else "a sparse tensor"

@@ -66,9 +66,7 @@ class StepBuffer:
             pages there are.
     """
 
-    def __init__(
-        self, *, max_num_tokens: int, max_num_requests: int, max_page_ids: int, device: torch.device
-    ) -> None:
+    def __init__(self, *, max_num_tokens: int, max_num_requests: int, max_page_ids: int, device: torch.device) -> None:
         size = step_size(max_num_tokens, max_num_requests, max_page_ids)
         self._buffer = torch.zeros(size, dtype=torch.int32, device=device)
         self._staging = PinnedStaging(self._buffer)
@@ -100,9 +98,7 @@ class FlashInferWorkspace:
         num_heads: H.
     """
 
-    def __init__(
-        self, *, kv_cache: torch.Tensor, num_heads: int, max_num_requests: int, max_num_tokens: int
-    ) -> None:
+    def __init__(self, *, kv_cache: torch.Tensor, num_heads: int, max_num_requests: int, max_num_tokens: int) -> None:
         device = kv_cache.device
         _, num_pages, _, _, num_kv_heads, head_dim = kv_cache.shape
         float_bytes = float_workspace_bytes(

@@ -6,8 +6,8 @@ models.
 
 Shapes: T tokens of the step, H query heads, K key/value heads, D head size.
 The KV cache is one tensor [layers, pages, 2 (key, value), page_size, K, D] in the model's dtype. Page 0
-belongs to padding rows. What slots beyond a sequence hold, NaN even, must not reach its result: their page may have been
-another request's.
+belongs to padding rows. What slots beyond a sequence hold, NaN even, must not reach its result: their page may have
+been another request's.
 """
 
 from abc import ABC, abstractmethod
@@ -73,9 +73,7 @@ class AttentionMetadata(ABC):
         max_num_tokens: int,
         use_cuda_graph: bool,
     ) -> None:
-        assert kv_cache.dim() == 6 and kv_cache.shape[2] == 2, (
-            f"not a paged KV cache: {tuple(kv_cache.shape)}"
-        )
+        assert kv_cache.dim() == 6 and kv_cache.shape[2] == 2, f"not a paged KV cache: {tuple(kv_cache.shape)}"
         self.kv_cache = kv_cache
         self.num_heads = num_heads
         self.max_num_requests = max_num_requests
@@ -118,9 +116,7 @@ class AttentionBackend(ABC):
     supports_cuda_graph: ClassVar[bool] = False
 
     def __init__(self, *, layer_idx: int, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
-        assert num_heads % num_kv_heads == 0, (
-            f"{num_heads} heads do not share {num_kv_heads} key/value heads evenly"
-        )
+        assert num_heads % num_kv_heads == 0, f"{num_heads} heads do not share {num_kv_heads} key/value heads evenly"
         self.layer_idx = layer_idx
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads

@@ -115,9 +115,7 @@ class VanillaAttentionMetadata(AttentionMetadata):
             mask = torch.zeros(beyond.shape, dtype=self.kv_cache.dtype, device=self.kv_cache.device)
             mask.masked_fill_(self._to_device(beyond), -torch.inf)
             tokens = np.asarray(rows, dtype=np.int64) - batch.num_contexts + first_token
-            groups.append(
-                DecodeGroup(self._to_device(tokens), self._to_device(page_table), mask[:, None, None, :])
-            )
+            groups.append(DecodeGroup(self._to_device(tokens), self._to_device(page_table), mask[:, None, None, :]))
         return groups
 
 
@@ -138,7 +136,5 @@ class VanillaAttention(AttentionBackend):
                 query[chunk.tokens], kv_cache, chunk.page_ids, chunk.kv_len, chunk.mask
             )
         for group in metadata.decode_groups:
-            output[group.tokens] = decode_attention(
-                query[group.tokens], kv_cache, group.page_table, group.mask
-            )
+            output[group.tokens] = decode_attention(query[group.tokens], kv_cache, group.page_table, group.mask)
         return output.view(num_tokens, -1)

@@ -46,9 +46,7 @@ class BatchRun:
         requests: all of one length.
     """
 
-    def __init__(
-        self, executor: PyExecutor, engine: TimedModelEngine, requests: Sequence[GenerationRequest]
-    ) -> None:
+    def __init__(self, executor: PyExecutor, engine: TimedModelEngine, requests: Sequence[GenerationRequest]) -> None:
         assert not executor.has_work
         self._executor = executor
         self._engine = engine

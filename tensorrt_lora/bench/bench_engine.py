@@ -89,9 +89,7 @@ class BenchEngine:
             pin_memory=pin_memory_available(self.loaded.device),
             seed=seed,
         )
-        self._executor = PyExecutor(
-            args, loaded=self.loaded, engine=self.engine, read_adapter=self._reader.read
-        )
+        self._executor = PyExecutor(args, loaded=self.loaded, engine=self.engine, read_adapter=self._reader.read)
         self._request_ids = itertools.count()
 
     @property
@@ -109,9 +107,7 @@ class BenchEngine:
             self.lora_manager.plan = plan
         params = SamplingParams(max_tokens=num_tokens or workload.osl, ignore_eos=True)
         requests = [
-            GenerationRequest(
-                next(self._request_ids), prompt, params, None if plan is None else _lora_request(adapter)
-            )
+            GenerationRequest(next(self._request_ids), prompt, params, None if plan is None else _lora_request(adapter))
             for prompt, adapter in zip(
                 workload.prompts(self.loaded.config.vocab_size), workload.adapter_ids(), strict=True
             )
@@ -143,9 +139,7 @@ def _create_args(
         # A page more than the longest request needs: the scheduler keeps one in hand for each that runs.
         max_seq_len=max(workload.isl + workload.osl for workload in workloads) + _TOKENS_PER_BLOCK,
         kv_cache_config=KvCacheConfig(enable_block_reuse=False, tokens_per_block=_TOKENS_PER_BLOCK),
-        cuda_graph_config=CudaGraphConfig(
-            batch_sizes=sorted({workload.concurrency for workload in workloads})
-        ),
+        cuda_graph_config=CudaGraphConfig(batch_sizes=sorted({workload.concurrency for workload in workloads})),
         # The slots bound what is taken; on the host, adapters are views of one block.
         peft_cache_config=PeftCacheConfig(device_cache_percent=0.8, host_cache_size=2**50),
         lora_config=lora_config,

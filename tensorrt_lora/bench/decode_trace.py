@@ -34,9 +34,7 @@ def trace_decode_step(
     Raises:
         ValueError: no CUDA device, or an attention backend without graphs.
     """
-    engine = BenchEngine(
-        preset, [workload], lora_rank=lora_rank, plans=(plan,), device="cuda", progress=progress
-    )
+    engine = BenchEngine(preset, [workload], lora_rank=lora_rank, plans=(plan,), device="cuda", progress=progress)
     if not engine.engine.graph_runner.enabled:
         raise ValueError("a trace shows a captured step, but the attention of this engine cannot be captured")
     batch = engine.submit(workload, plan)

@@ -40,9 +40,7 @@ class LatencyBench:
         ValueError: a device that is not there, too little memory.
     """
 
-    def __init__(
-        self, options: LatencyOptions, *, command: str, commit: str | None, progress: bool = False
-    ) -> None:
+    def __init__(self, options: LatencyOptions, *, command: str, commit: str | None, progress: bool = False) -> None:
         self._options = options
         self._progress = progress
         self._bandwidth = measure_copy_bandwidth(resolve_device(options.device))

@@ -53,9 +53,7 @@ def _floors(records: Sequence[LatencyRecord]) -> list[tuple[str, str, list[Laten
     found = []
     for label, style, uses_adapters in (("floor, base", "--", False), ("floor, LoRA", ":", True)):
         cells = {
-            record.concurrency: record
-            for record in records
-            if BenchMode(record.mode).uses_adapters is uses_adapters
+            record.concurrency: record for record in records if BenchMode(record.mode).uses_adapters is uses_adapters
         }
         if cells:
             found.append((label, style, list(cells.values())))

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from tensorrt_lora.adapters.adapter_report import AdapterReport, ModuleReport
 from tensorrt_lora.config.lora_config import LoraConfig
+from tensorrt_lora.config.validation_message import describe_validation_error
 from tensorrt_lora.engine.adapter_checker import AdapterChecker
 from tensorrt_lora.lora.module_types import DEFAULT_TARGETS, LoraModuleType
 from tensorrt_lora.lora_request import LoRARequest
@@ -32,12 +34,20 @@ def check(
     dtype: Annotated[Literal["auto", "float32", "bfloat16"], typer.Option(help="The engine's dtype.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
-    """Check an adapter without a GPU: exit code 0 if it can be served on the model, 1 if it cannot."""
-    lora_config = LoraConfig(
-        max_lora_rank=max_lora_rank,
-        lora_target_modules=target or [module_type.config_name for module_type in LoraModuleType],
-        lora_ckpt_source=ckpt_source,
-    )
+    """Check an adapter without a GPU: exit code 0 if it can be served on the model, 1 if it cannot.
+
+    Copies of the model's weights in the adapter's file are not compared with the model's: the verdict names them.
+    """
+    if not adapter:
+        raise ValueError("DIR is empty: give the adapter's directory, or a hub id")
+    try:
+        lora_config = LoraConfig(
+            max_lora_rank=max_lora_rank,
+            lora_target_modules=target or [module_type.config_name for module_type in LoraModuleType],
+            lora_ckpt_source=ckpt_source,
+        )
+    except ValidationError as error:
+        raise ValueError(describe_validation_error(error)) from error
     checker = AdapterChecker(model, lora_config, dtype=dtype)
     report = checker.check(LoRARequest(Path(adapter).name or adapter, 0, adapter))
     if as_json:
@@ -74,8 +84,15 @@ def show(report: AdapterReport, console: Console) -> None:
         console.print(Text(f"note: the engine needs lora_target_modules={needed}, or more"), soft_wrap=True)
     for problem in report.problems:
         console.print(Text(f"problem: {problem}", style="red"), soft_wrap=True)
-    verdict = "can be served" if report.ok else f"cannot be served: {len(report.problems)} problem(s)"
-    console.print(Text(verdict, style="bold green" if report.ok else "bold red"))
+    console.print(Text(_verdict(report), style="bold green" if report.ok else "bold red"), soft_wrap=True)
+
+
+def _verdict(report: AdapterReport) -> str:
+    if not report.ok:
+        return f"cannot be served: {len(report.problems)} problem(s)"
+    if report.not_compared:
+        return f"can be served if these equal the model's own, not compared: {', '.join(report.not_compared)}"
+    return "can be served"
 
 
 def _group(modules: tuple[ModuleReport, ...]) -> list[tuple[str, list[ModuleReport]]]:

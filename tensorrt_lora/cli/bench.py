@@ -38,9 +38,7 @@ def latency(
             help="Adapters of a batch of n: the same for all, one each, sqrt(n) in equal shares, or Zipf's law."
         ),
     ] = "identical",
-    modes: Annotated[
-        str, typer.Option(help="What to compare, with commas.")
-    ] = "base,idle,sequential,overlap,best",
+    modes: Annotated[str, typer.Option(help="What to compare, with commas.")] = "base,idle,sequential,overlap,best",
     repeats: Annotated[int, typer.Option(help="Measured batches per concurrency and mode.")] = 3,
     max_num_tokens: Annotated[int, typer.Option(help="Most tokens in one step of the engine.")] = 8192,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option()] = "auto",
@@ -81,9 +79,7 @@ def latency(
         write_markdown(result, stem.with_name(f"{stem.name}.md"), figure=figure)
 
     command = shlex.join(["tensorrt-lora", *sys.argv[1:]])
-    result = LatencyBench(
-        options, command=command, commit=commit or checkout_commit(), progress=True
-    ).run(save)
+    result = LatencyBench(options, command=command, commit=commit or checkout_commit(), progress=True).run(save)
     console.print(latency_table(result))
     for sentence in overlap_savings(result.records):
         console.print(sentence, highlight=False)
@@ -91,7 +87,7 @@ def latency(
 
 
 def parse_concurrency(text: str) -> tuple[int, ...]:
-    """"1,8,64" as numbers. Raises ValueError for anything else."""
+    """ "1,8,64" as numbers. Raises ValueError for anything else."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError as error:
@@ -99,7 +95,7 @@ def parse_concurrency(text: str) -> tuple[int, ...]:
 
 
 def parse_modes(text: str) -> tuple[BenchMode, ...]:
-    """"base,overlap" as modes. Raises ValueError for an unknown one."""
+    """ "base,overlap" as modes. Raises ValueError for an unknown one."""
     known = {mode.value: mode for mode in BenchMode}
     names = [part.strip() for part in text.split(",")]
     for name in names:

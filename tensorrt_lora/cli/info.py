@@ -57,9 +57,7 @@ def engine_choices(device: torch.device) -> list[Choice]:
     """What the engine decides for `device` when every setting is at its default."""
     on_cuda = device.type == "cuda"
     return [
-        Choice(
-            "device", str(device), "torch finds a CUDA device" if on_cuda else "torch finds no CUDA device"
-        ),
+        Choice("device", str(device), "torch finds a CUDA device" if on_cuda else "torch finds no CUDA device"),
         _attention(device),
         _kernels(device),
         Choice(

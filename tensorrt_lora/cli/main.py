@@ -31,9 +31,7 @@ def _with_user_errors(command: Callable[P, None]) -> Callable[P, None]:
         try:
             command(*args, **kwargs)
         except ValueError as error:
-            Console(stderr=True).print(
-                f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True
-            )
+            Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
             raise typer.Exit(2) from error
 
     return run

@@ -23,8 +23,7 @@ class CudaGraphConfig(StrictBaseModel):
     )
     enable_padding: bool = Field(
         default=True,
-        description="Run a batch in the next larger captured size; False runs batches of other sizes "
-        "without a graph.",
+        description="Run a batch in the next larger captured size; False runs batches of other sizes without a graph.",
     )
 
     @model_validator(mode="after")
@@ -33,8 +32,7 @@ class CudaGraphConfig(StrictBaseModel):
             return self
         if not self.batch_sizes:
             raise ValueError(
-                "batch_sizes is empty: leave it out for the defaults, or set cuda_graph_config to null "
-                "for no graphs"
+                "batch_sizes is empty: leave it out for the defaults, or set cuda_graph_config to null for no graphs"
             )
         if min(self.batch_sizes) < 1:
             raise ValueError(f"batch_sizes holds {min(self.batch_sizes)}: a batch has at least one request")

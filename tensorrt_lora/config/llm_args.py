@@ -19,6 +19,7 @@ from tensorrt_lora.config.peft_cache_config import PeftCacheConfig
 from tensorrt_lora.config.quant_config import QuantConfig
 from tensorrt_lora.config.scheduler_config import SchedulerConfig
 from tensorrt_lora.config.strict_base_model import StrictBaseModel
+from tensorrt_lora.config.validation_message import describe_validation_error
 
 
 def _path_as_str(value: object) -> object:
@@ -72,8 +73,7 @@ class TorchLlmArgs(StrictBaseModel):
     )
     enable_chunked_prefill: bool = Field(
         default=True,
-        description="Split prompts over several steps, beside running requests; off, a prompt must fit in "
-        "one step.",
+        description="Split prompts over several steps, beside running requests; off, a prompt must fit in one step.",
     )
     kv_cache_config: KvCacheConfig = Field(default_factory=KvCacheConfig, description="The paged KV cache.")
     cuda_graph_config: CudaGraphConfig | None = Field(
@@ -84,9 +84,7 @@ class TorchLlmArgs(StrictBaseModel):
     peft_cache_config: PeftCacheConfig = Field(
         default_factory=PeftCacheConfig, description="Memory that adapters may take."
     )
-    lora_config: LoraConfig | None = Field(
-        default=None, description="LoRA; None serves the base model alone."
-    )
+    lora_config: LoraConfig | None = Field(default=None, description="LoRA; None serves the base model alone.")
     quant_config: QuantConfig | None = Field(
         default=None,
         description="Quantise the projections of an unquantised model as it is loaded; None leaves it as it is.",
@@ -95,9 +93,7 @@ class TorchLlmArgs(StrictBaseModel):
         default="auto",
         description="Where weights come from: the checkpoint, or random values made from its config alone.",
     )
-    seed: int = Field(
-        default=0, ge=0, lt=2**63, description="Seeds dummy weights and the requests that carry no seed."
-    )
+    seed: int = Field(default=0, ge=0, lt=2**63, description="Seeds dummy weights and the requests that carry no seed.")
     tensor_parallel_size: int = Field(default=1, description="GPUs that share one model; only 1 for now.")
 
     @field_validator("tensor_parallel_size")
@@ -115,11 +111,7 @@ class TorchLlmArgs(StrictBaseModel):
                 "every running sequence takes a token a step, so raise max_num_tokens or lower "
                 "max_batch_size"
             )
-        if (
-            not self.enable_chunked_prefill
-            and self.max_seq_len is not None
-            and self.max_seq_len > self.max_num_tokens
-        ):
+        if not self.enable_chunked_prefill and self.max_seq_len is not None and self.max_seq_len > self.max_num_tokens:
             raise ValueError(
                 f"max_seq_len={self.max_seq_len} is more than max_num_tokens={self.max_num_tokens} while "
                 "enable_chunked_prefill is off: a prompt must fit in one step, so turn it on or raise "
@@ -130,13 +122,9 @@ class TorchLlmArgs(StrictBaseModel):
     @model_validator(mode="after")
     def _check_attention(self) -> "TorchLlmArgs":
         if self.attn_backend == "FLASHINFER" and self.device == "cpu":
-            raise ValueError(
-                "attn_backend=FLASHINFER runs on CUDA only: use device=cuda, or attn_backend=VANILLA"
-            )
+            raise ValueError("attn_backend=FLASHINFER runs on CUDA only: use device=cuda, or attn_backend=VANILLA")
         if self.attn_backend == "FLASHINFER" and self.dtype == "float32":
-            raise ValueError(
-                "attn_backend=FLASHINFER has no float32: use dtype=bfloat16, or attn_backend=VANILLA"
-            )
+            raise ValueError("attn_backend=FLASHINFER has no float32: use dtype=bfloat16, or attn_backend=VANILLA")
         return self
 
     @model_validator(mode="after")
@@ -178,9 +166,7 @@ class TorchLlmArgs(StrictBaseModel):
                     "model allows: lower it or leave it out"
                 )
             return self.max_seq_len
-        return (
-            model_max_seq_len if self.enable_chunked_prefill else min(model_max_seq_len, self.max_num_tokens)
-        )
+        return model_max_seq_len if self.enable_chunked_prefill else min(model_max_seq_len, self.max_num_tokens)
 
     @classmethod
     def from_yaml(cls, path: str | PathLike[str], **overrides: object) -> "TorchLlmArgs":
@@ -189,30 +175,22 @@ class TorchLlmArgs(StrictBaseModel):
         Raises ValueError that names the file, and the dotted field of every value that is wrong.
         """
         file = Path(path)
-        if not file.is_file():
-            raise ValueError(f"settings file {str(file)!r} does not exist")
         try:
             settings = yaml.safe_load(file.read_text(encoding="utf-8"))
-        except yaml.YAMLError as error:
+        except FileNotFoundError as error:
+            raise ValueError(f"settings file {str(file)!r} does not exist") from error
+        except OSError as error:
+            raise ValueError(f"settings file {str(file)!r} cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{file}: not UTF-8 text: {error}") from error
+        # The reader raises the last two for a date such as 2020-13-45, and for thousands of open brackets.
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise ValueError(f"{file}: not valid YAML: {error}") from error
         if settings is None:
             settings = {}
         if not isinstance(settings, dict):
-            raise ValueError(
-                f"{file}: expected a mapping of TorchLlmArgs fields, got {type(settings).__name__}"
-            )
+            raise ValueError(f"{file}: expected a mapping of TorchLlmArgs fields, got {type(settings).__name__}")
         try:
             return cls.model_validate(settings | overrides)
         except ValidationError as error:
-            raise ValueError(f"{file}: {_describe(error)}") from error
-
-
-def _describe(error: ValidationError) -> str:
-    """One `field: message (got value)` for every wrong value."""
-    lines = []
-    for item in error.errors():
-        field = ".".join(str(part) for part in item["loc"])
-        # A validator over several fields names the values itself, and its input is the whole mapping.
-        got = "" if item["type"] in ("value_error", "missing") else f" (got {item['input']!r})"
-        lines.append(f"{field}: {item['msg']}{got}" if field else item["msg"])
-    return "; ".join(lines)
+            raise ValueError(f"{file}: {describe_validation_error(error)}") from error

@@ -19,17 +19,14 @@ class LoraConfig(StrictBaseModel):
 
     lora_dir: list[str] = Field(
         default_factory=list,
-        description="Adapter directories to read the targeted modules from when lora_target_modules is "
-        "empty.",
+        description="Adapter directories to read the targeted modules from when lora_target_modules is empty.",
     )
     lora_ckpt_source: Literal["hf", "nemo"] = Field(
         default="hf",
         description="Checkpoint format of the adapters: 'hf' is a PEFT directory, 'nemo' a NeMo archive with "
         "adapters of the fused attention projection.",
     )
-    max_lora_rank: int = Field(
-        default=64, ge=1, description="Largest rank an adapter may have in any module."
-    )
+    max_lora_rank: int = Field(default=64, ge=1, description="Largest rank an adapter may have in any module.")
     lora_target_modules: list[str] = Field(
         default_factory=list,
         description="Modules that adapters may change, by TensorRT-LLM's names: "

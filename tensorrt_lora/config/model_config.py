@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PretrainedConfig
 
 from tensorrt_lora.config.model_quantization import ModelQuantization
@@ -24,6 +25,8 @@ _ARCHITECTURE_OF_MODEL_TYPE: dict[str, str] = {
     "qwen3": "Qwen3ForCausalLM",
 }
 SUPPORTED_ARCHITECTURES: tuple[str, ...] = tuple(sorted(_ARCHITECTURE_OF_MODEL_TYPE.values()))
+# What transformers raises for a config.json that is damaged, or has a field of a wrong kind.
+_CONFIG_ERRORS = (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, StrictDataclassError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +83,7 @@ class ModelConfig:
         num_heads = hf_config.num_attention_heads
         num_kv_heads = getattr(hf_config, "num_key_value_heads", None) or num_heads
         if num_heads % num_kv_heads:
-            raise ValueError(
-                f"num_attention_heads={num_heads} is not a multiple of num_key_value_heads={num_kv_heads}"
-            )
+            raise ValueError(f"num_attention_heads={num_heads} is not a multiple of num_key_value_heads={num_kv_heads}")
         attention_bias = bool(getattr(hf_config, "attention_bias", False))
         # Qwen2 has the biases of q, k and v built in and none on o; its config has no field for either.
         is_qwen2 = architecture == "Qwen2ForCausalLM"
@@ -126,33 +127,30 @@ class ModelConfig:
 
     @classmethod
     def from_pretrained(cls, model: str) -> "ModelConfig":
-        """Read the config of a checkpoint directory or a hub id. Raises ValueError when there is none."""
+        """Read the config of a checkpoint directory or a hub id. Raises ValueError without one that is served."""
         directory = Path(model)
         if directory.is_dir():
             if not (directory / "config.json").is_file():
                 raise ValueError(
                     f"model directory {model!r} has no config.json: give a Hugging Face checkpoint directory"
                 )
-            return cls.from_hf(AutoConfig.from_pretrained(directory), directory)
+            try:
+                return cls.from_hf(AutoConfig.from_pretrained(directory), directory)
+            except _CONFIG_ERRORS as error:
+                raise ValueError(f"{directory / 'config.json'} cannot be used: {error}") from error
         try:
             hf_config = AutoConfig.from_pretrained(model)
-        except OSError as error:
-            raise ValueError(
-                f"model {model!r} is neither a directory nor a readable hub id: {error}"
-            ) from error
+        except _CONFIG_ERRORS as error:
+            raise ValueError(f"model {model!r} is neither a directory nor a readable hub id: {error}") from error
         return cls.from_hf(hf_config)
 
 
 def _architecture(hf_config: PretrainedConfig) -> str:
-    named = hf_config.architectures or [
-        _ARCHITECTURE_OF_MODEL_TYPE.get(hf_config.model_type, hf_config.model_type)
-    ]
+    named = hf_config.architectures or [_ARCHITECTURE_OF_MODEL_TYPE.get(hf_config.model_type, hf_config.model_type)]
     for architecture in named:
         if architecture in SUPPORTED_ARCHITECTURES:
             return str(architecture)
-    raise ValueError(
-        f"architecture {named[0]!r} is not supported; supported: {', '.join(SUPPORTED_ARCHITECTURES)}"
-    )
+    raise ValueError(f"architecture {named[0]!r} is not supported; supported: {', '.join(SUPPORTED_ARCHITECTURES)}")
 
 
 def _quantization_fields(hf_config: PretrainedConfig) -> dict[str, object] | None:
@@ -174,9 +172,7 @@ def _rope_parameters(hf_config: PretrainedConfig) -> dict[str, object]:
 def _sliding_window(hf_config: PretrainedConfig) -> int | None:
     window = getattr(hf_config, "sliding_window", None)
     layer_types = getattr(hf_config, "layer_types", None)
-    if not getattr(hf_config, "use_sliding_window", True) or (
-        layer_types and "sliding_attention" not in layer_types
-    ):
+    if not getattr(hf_config, "use_sliding_window", True) or (layer_types and "sliding_attention" not in layer_types):
         return None
     return window
 

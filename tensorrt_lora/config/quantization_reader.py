@@ -83,7 +83,7 @@ _COMPRESSED_TENSORS_SCHEMES: dict[tuple[str, str], QuantAlgo] = {
 
 
 def _scheme(arguments: Fields) -> str:
-    """"float8 dynamic token" for the quantisation arguments of weights or activations; "none" for none."""
+    """ "float8 dynamic token" for the quantisation arguments of weights or activations; "none" for none."""
     if not arguments:
         return "none"
     symmetric = "" if arguments.get("symmetric", True) else " asymmetric"

@@ -7,6 +7,7 @@ death closes the connection. Started by `process_executor_client`; not to be imp
 import faulthandler
 import logging
 import os
+import pickle
 import sys
 import threading
 import time
@@ -15,7 +16,7 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
 from tensorrt_lora.engine.executor_messages import EngineFailure, EngineReady, ExecutorStart
-from tensorrt_lora.engine.executor_worker import Inbox, run_loop
+from tensorrt_lora.engine.executor_worker import Inbox, Message, run_loop
 
 _ORPHAN_SECONDS = 10.0
 
@@ -61,12 +62,24 @@ def _read(connection: Connection, inbox: Inbox) -> None:
     """Move messages to the inbox, in a thread of its own: sending never waits for a step to end."""
     try:
         while True:
-            inbox.put(connection.recv())
+            inbox.put(_unpickle(connection.recv_bytes()))
     except (EOFError, OSError):
         inbox.put(None)
     # Loading, or a hung step, does not look at the inbox; without a front it must not hold on to a GPU.
     time.sleep(_ORPHAN_SECONDS)
     os._exit(1)
+
+
+def _unpickle(data: bytes) -> Message:
+    """The message in `data`, or why there is none; apart from receiving, since unpickling may raise OSError too."""
+    try:
+        message: Message = pickle.loads(data)
+    # Whoever sent it waits for an answer, so the loop must hear of it: this thread alone would just end.
+    except Exception as error:
+        failure = RuntimeError(f"a message to the engine cannot be read: {type(error).__name__}: {error}")
+        failure.__cause__ = error
+        return failure
+    return message
 
 
 if __name__ == "__main__":

@@ -11,8 +11,9 @@ from typing import Protocol, TypeAlias
 from tensorrt_lora.config.llm_args import TorchLlmArgs
 from tensorrt_lora.engine.generation_request import AbortRequest, GenerationRequest, GenerationResponse
 
-# None asks the loop to end.
-Inbox: TypeAlias = "SimpleQueue[GenerationRequest | AbortRequest | None]"
+# None asks the loop to end; an exception, met while receiving, ends it as a failure.
+Message: TypeAlias = GenerationRequest | AbortRequest | Exception | None
+Inbox: TypeAlias = "SimpleQueue[Message]"
 
 
 class Executor(Protocol):
@@ -46,13 +47,18 @@ class ExecutorFactory(Protocol):
 
 
 def run_loop(executor: Executor, inbox: Inbox, send: Callable[[list[GenerationResponse]], None]) -> None:
-    """Serve until None arrives in `inbox`, then shut down; requests still running get no answer."""
+    """Serve until None arrives in `inbox`, then shut down; requests still running get no answer.
+
+    Raises what the executor raises, and an exception that arrives in `inbox`.
+    """
     try:
         while True:
             messages = _drain(inbox, block=not executor.has_work)
             for message in messages:
                 if message is None:
                     return
+                if isinstance(message, Exception):
+                    raise message
                 if isinstance(message, GenerationRequest):
                     executor.enqueue(message)
                 else:
@@ -65,7 +71,7 @@ def run_loop(executor: Executor, inbox: Inbox, send: Callable[[list[GenerationRe
         executor.shutdown()
 
 
-def _drain(inbox: Inbox, *, block: bool) -> list[GenerationRequest | AbortRequest | None]:
+def _drain(inbox: Inbox, *, block: bool) -> list[Message]:
     """Everything in the inbox; with `block`, at least one message."""
     messages = [inbox.get()] if block else []
     while True:

@@ -36,7 +36,9 @@ class ProcessExecutorClient(ExecutorClient):
         self._connection, child_end = multiprocessing.Pipe()
         self._process = _start_child(child_end)
         child_end.close()
-        self._send_lock = threading.Lock()
+        # Reentrant: a finaliser may shut down in the very thread that sends or receives.
+        self._send_lock = threading.RLock()
+        self._receive_lock = threading.RLock()
         self._closing = False
         try:
             self._connection.send(ExecutorStart(args, progress, executor_factory, logger.getEffectiveLevel()))
@@ -68,7 +70,8 @@ class ProcessExecutorClient(ExecutorClient):
 
     def receive(self) -> list[GenerationResponse] | None:
         try:
-            news = self._connection.recv()
+            with self._receive_lock:
+                news = self._connection.recv()
         except (EOFError, OSError) as error:
             if self._closing:
                 return None
@@ -90,6 +93,10 @@ class ProcessExecutorClient(ExecutorClient):
             logger.warning("the engine process did not end within %.0f s: killing it", _SHUTDOWN_SECONDS)
             self._process.kill()
             self._process.wait()
+        # With both locks: the number of a descriptor that is in use might by then be another file's. A thread that
+        # receives has been woken by the end of the process.
+        with self._receive_lock, self._send_lock:
+            self._connection.close()
 
     def _send(self, message: GenerationRequest | AbortRequest | None) -> None:
         with self._send_lock:

@@ -232,9 +232,7 @@ def _lora_shrink_kernel(
             a_tile = tl.load(a_rows[:, None] + k[None, :], mask=live_row[:, None], other=0.0)
         else:
             in_k = k < in_features
-            x_tile = tl.load(
-                x_rows[:, None] + k[None, :], mask=live_token[:, None] & in_k[None, :], other=0.0
-            )
+            x_tile = tl.load(x_rows[:, None] + k[None, :], mask=live_token[:, None] & in_k[None, :], other=0.0)
             a_tile = tl.load(a_rows[:, None] + k[None, :], mask=live_row[:, None] & in_k[None, :], other=0.0)
         acc = tl.dot(x_tile, tl.trans(a_tile), acc, input_precision="ieee")
 

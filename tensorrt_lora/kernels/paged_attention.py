@@ -9,9 +9,7 @@ import torch
 from torch.nn import functional
 
 
-def write_kv_cache(
-    k: torch.Tensor, v: torch.Tensor, kv_cache: torch.Tensor, cache_slots: torch.Tensor
-) -> None:
+def write_kv_cache(k: torch.Tensor, v: torch.Tensor, kv_cache: torch.Tensor, cache_slots: torch.Tensor) -> None:
     """Store keys and values [T, K, D] at `cache_slots` [T] int64 (page * page_size + offset), in place.
 
     Slots of page 0 may repeat (padding rows); any other slot at most once.
@@ -79,18 +77,11 @@ def _prefill_attention_reference(
     group = num_heads // num_kv_heads
     shape = (num_kv_heads, group, kv_len, head_dim)
     key, value = (
-        kv_cache[:, part]
-        .index_select(0, page_ids)
-        .flatten(0, 1)[:kv_len]
-        .transpose(0, 1)
-        .unsqueeze(1)
-        .expand(shape)
+        kv_cache[:, part].index_select(0, page_ids).flatten(0, 1)[:kv_len].transpose(0, 1).unsqueeze(1).expand(shape)
         for part in (0, 1)
     )
     query = q.view(chunk, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
-    output = functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=mask is None
-    )
+    output = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None)
     return output.permute(2, 0, 1, 3).reshape(chunk, num_heads, head_dim)
 
 

@@ -185,9 +185,7 @@ def _qk_norm_rope_kernel(
     if group < query_groups:
         head = group * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
         live = (head < HEADS) & (half < HEAD_DIM // 2)
-        _norm_rope(
-            q + token * q_stride + head * HEAD_DIM + half, live, half, q_weight, angles, HEAD_DIM, EPS, NORM
-        )
+        _norm_rope(q + token * q_stride + head * HEAD_DIM + half, live, half, q_weight, angles, HEAD_DIM, EPS, NORM)
     else:
         head = (group - query_groups) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
         live = (head < KV_HEADS) & (half < HEAD_DIM // 2)
@@ -212,9 +210,7 @@ def _qk_norm_rope_kernel(
 
 
 @triton.jit
-def _norm_rope(
-    heads, live, half, weight, angles, HEAD_DIM: tl.constexpr, EPS: tl.constexpr, NORM: tl.constexpr
-):
+def _norm_rope(heads, live, half, weight, angles, HEAD_DIM: tl.constexpr, EPS: tl.constexpr, NORM: tl.constexpr):
     """Both halves of heads [BLOCK_HEADS, BLOCK_HALF], finished: stored over `heads`, and returned."""
     HALF: tl.constexpr = HEAD_DIM // 2
     dtype: tl.constexpr = heads.dtype.element_ty

@@ -43,9 +43,7 @@ def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tor
     return (x_fp32 * inverse_rms).to(x.dtype) * weight
 
 
-def fused_add_rms_norm_reference(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> None:
+def fused_add_rms_norm_reference(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
     """The same in torch."""
     residual.add_(x)
     x.copy_(rms_norm_reference(residual, weight, eps))
@@ -59,9 +57,7 @@ def _rms_norm_flashinfer(x: torch.Tensor, weight: torch.Tensor, eps: float) -> t
     return out
 
 
-def _fused_add_rms_norm_flashinfer(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> None:
+def _fused_add_rms_norm_flashinfer(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
     import flashinfer
 
     flashinfer.fused_add_rmsnorm(x, residual, weight, eps)

@@ -82,14 +82,15 @@ class OutputBuilder:
         return RequestOutput(
             request_id=self.request_id,
             prompt=self._prompt,
-            prompt_token_ids=self._request.prompt_token_ids,
+            # A copy, as of all that goes out: an engine in this process reads the same list.
+            prompt_token_ids=list(self._request.prompt_token_ids),
             outputs=outputs,
             usage=Usage(
                 prompt_tokens=len(self._request.prompt_token_ids),
                 completion_tokens=sum(completion.num_tokens for completion in self._completions),
                 cached_tokens=self._num_cached_tokens,
             ),
-            prompt_logprobs=self._prompt_logprobs,
+            prompt_logprobs=None if self._prompt_logprobs is None else list(self._prompt_logprobs),
             finished=self.finished,
             lora_request=self._request.lora_request,
             error=self._error,

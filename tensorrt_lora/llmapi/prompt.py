@@ -69,7 +69,8 @@ def _text_and_ids(prompt: object) -> tuple[str | None, list[int] | None]:
 
 def _read_token_ids(token_ids: object) -> list[int]:
     if isinstance(token_ids, list) and all(_is_token_id(token_id) for token_id in token_ids):
-        return list(token_ids)
+        # Plain ints: members of an IntEnum of the user's script could not be read in the engine's process.
+        return [int(token_id) for token_id in token_ids]
     raise _no_prompt(token_ids)
 
 

@@ -40,7 +40,11 @@ def adapter_per_prompt(
 
 
 def read_sampling_params(params: object, *, has_tokenizer: bool) -> SamplingParams | None:
-    """One prompt's sampling parameters; ValueError as above."""
+    """One prompt's sampling parameters, as a copy that is checked again and can change no more; ValueError as above.
+
+    A subclass comes back as plain `SamplingParams`: the engine's process might not be able to import it. One with
+    fields of its own is refused.
+    """
     if params is None:
         return None
     if not isinstance(params, SamplingParams):
@@ -50,7 +54,7 @@ def read_sampling_params(params: object, *, has_tokenizer: bool) -> SamplingPara
             f"stop={params.stop!r} is text, but this LLM has no tokenizer: use stop_token_ids, or leave out "
             "skip_tokenizer_init"
         )
-    return params
+    return SamplingParams.model_validate(dict(params))
 
 
 def read_lora_request(value: object, *, lora_enabled: bool) -> LoRARequest | WeightedLoRARequests | None:

@@ -6,6 +6,7 @@ thread. Does not know where the engine runs.
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rich.console import Console
 from rich.progress import track
@@ -25,6 +26,7 @@ from tensorrt_lora.llmapi.request_arguments import (
 from tensorrt_lora.llmapi.request_future import RequestFuture
 from tensorrt_lora.llmapi.request_output import RequestOutput
 from tensorrt_lora.llmapi.response_dispatcher import ResponseDispatcher
+from tensorrt_lora.llmapi.sent_adapter import sent_adapter
 from tensorrt_lora.llmapi.tokenizer import Tokenizer
 from tensorrt_lora.lora_request import LoRARequest, WeightedLoRARequests
 from tensorrt_lora.sampling_params import SamplingParams
@@ -93,5 +95,5 @@ class RequestRunner:
         )
         builder = OutputBuilder(request, prompt=prompt.text, tokenizer=self._tokenizer, streaming=streaming)
         future = RequestFuture(builder, streaming=streaming, on_abort=self._dispatcher.abort)
-        self._dispatcher.submit(request, future)
+        self._dispatcher.submit(replace(request, lora_request=sent_adapter(lora_request)), future)
         return future

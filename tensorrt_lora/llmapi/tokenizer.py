@@ -14,6 +14,23 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 # One chat: messages such as {"role": "user", "content": "Hello"}.
 Conversation: TypeAlias = Sequence[Mapping[str, object]]
 
+# What `apply_chat_template` sets itself, and what would make it return something else than text.
+_RESERVED_VARIABLES = frozenset(
+    {
+        "conversation",
+        "chat_template",
+        "add_generation_prompt",
+        "tokenize",
+        "return_dict",
+        "return_tensors",
+        "return_assistant_tokens_mask",
+        "padding",
+        "truncation",
+        "max_length",
+        "tokenizer_kwargs",
+    }
+)
+
 
 class Tokenizer:
     """A thread-safe view of a transformers tokenizer, which stays reachable as `hf_tokenizer`."""
@@ -43,7 +60,17 @@ class Tokenizer:
         return self.hf_tokenizer.chat_template is not None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`, with the special tokens that the model wants around a prompt."""
+        """Token ids of `text`, with the special tokens that the model wants around a prompt.
+
+        Raises ValueError for text that is no Unicode text: half of a surrogate pair, as broken JSON escapes leave.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            shown = ascii(text if len(text) <= 60 else text[:57] + "...")
+            raise ValueError(
+                f"prompt {shown} has a lone surrogate at position {error.start}, which is no character: remove it"
+            ) from error
         with self._encode_lock:
             return list(self.hf_tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
@@ -67,8 +94,18 @@ class Tokenizer:
             chat_template: a Jinja template instead of the tokenizer's own.
             chat_template_kwargs: further variables of the template, such as Qwen3's `enable_thinking`.
 
-        Raises ValueError when there is no template, or it refuses the messages.
+        Raises ValueError when there is no template, or it refuses the messages, or one of these is of a wrong kind.
         """
+        if not isinstance(conversation, (list, tuple)) or not all(isinstance(one, Mapping) for one in conversation):
+            raise ValueError(
+                "a conversation is a list of messages such as {'role': 'user', 'content': 'Hello'}, got "
+                f"{conversation!r}"
+            )
+        variables = chat_template_kwargs or {}
+        if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
+            raise ValueError(f"chat_template_kwargs must be a dict of template variables by name, got {variables!r}")
+        if reserved := sorted(_RESERVED_VARIABLES.intersection(variables)):
+            raise ValueError(f"chat_template_kwargs holds {reserved}, no variables of a template: remove them")
         if chat_template is None and not self.has_chat_template:
             raise ValueError(
                 "the tokenizer has no chat template: give chat_template=..., use a chat model, or call "
@@ -80,8 +117,13 @@ class Tokenizer:
                 chat_template=chat_template,
                 add_generation_prompt=add_generation_prompt,
                 tokenize=False,
-                **(chat_template_kwargs or {}),
+                **variables,
             )
         except TemplateError as error:
             raise ValueError(f"the chat template does not take these messages: {error}") from error
+        # A template is a program of the model's or the user's: what it computes may go wrong in any way.
+        except Exception as error:
+            raise ValueError(
+                f"the chat template does not take these messages: {type(error).__name__}: {error}"
+            ) from error
         return str(rendered)

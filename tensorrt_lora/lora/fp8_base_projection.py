@@ -35,7 +35,5 @@ class Fp8BaseProjection(BaseProjection):
         return quantize_per_token(rows)
 
     def __call__(self) -> torch.Tensor:
-        out = fp8_linear(
-            self.quantize(), self.weight, self.weight_scale, self.bias, self.x.dtype, self.counters
-        )
+        out = fp8_linear(self.quantize(), self.weight, self.weight_scale, self.bias, self.x.dtype, self.counters)
         return out.view(*self.x.shape[:-1], -1)

@@ -35,9 +35,7 @@ def create_model(
     Raises:
         ValueError: the backend, the rope type or the activation is not served.
     """
-    assert config.architecture in MODEL_CLASSES, (
-        f"{config.architecture} passed ModelConfig without a model class"
-    )
+    assert config.architecture in MODEL_CLASSES, f"{config.architecture} passed ModelConfig without a model class"
     model = MODEL_CLASSES[config.architecture](
         config,
         dtype=dtype,

@@ -127,9 +127,7 @@ def _open(file: Path) -> Iterator[safe_open]:
         raise ValueError(f"{file} is damaged or incomplete: {error}") from error
 
 
-def _match(
-    targets: dict[str, CheckpointTarget], stored: dict[str, StoredTensor], config: ModelConfig
-) -> list[str]:
+def _match(targets: dict[str, CheckpointTarget], stored: dict[str, StoredTensor], config: ModelConfig) -> list[str]:
     """The names to load, in file order, once names, shapes and dtypes agree."""
     missing = sorted(targets.keys() - stored.keys())
     unexpected = sorted(

@@ -8,7 +8,7 @@ from tensorrt_lora.modules.linear import Linear
 
 
 class DequantizedParameters(Mapping[str, Tensor]):
-    """"<module>.weight" and "<module>.bias", on the device; a shared parameter under both names.
+    """ "<module>.weight" and "<module>.bias", on the device; a shared parameter under both names.
 
     A quantised weight is dequantised at every access, into a tensor of the model's dtype that the caller may drop;
     everything else is the parameter itself, or rows of one.

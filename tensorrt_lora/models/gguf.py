@@ -71,9 +71,7 @@ def _hub_snapshot(model: str, with_weights: bool) -> Path:
     try:
         snapshot = Path(snapshot_download(model, allow_patterns=patterns, local_files_only=True))
         # The hub cache may hold a part of a model only, such as its config or tokenizer.
-        if (snapshot / "config.json").exists() and (
-            not with_weights or any(snapshot.glob("model*.safetensors"))
-        ):
+        if (snapshot / "config.json").exists() and (not with_weights or any(snapshot.glob("model*.safetensors"))):
             return snapshot
     except LocalEntryNotFoundError:
         pass
@@ -102,6 +100,8 @@ def _convert_once(gguf_file: Path) -> Path:
     scratch = Path(tempfile.mkdtemp(dir=root, prefix=".converting-"))
     try:
         _convert(gguf_file, scratch)
+        # A scratch directory is its maker's alone; the cache may be shared.
+        scratch.chmod(0o755)
         # A rename is atomic: nobody ever sees a half-written directory under the final name.
         scratch.rename(converted)
     except OSError:

@@ -32,9 +32,7 @@ class DecoderLayer(nn.Module):
         device: torch.device,
     ) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(
-            size=config.hidden_size, eps=config.rms_norm_eps, dtype=dtype, device=device
-        )
+        self.input_layernorm = RMSNorm(size=config.hidden_size, eps=config.rms_norm_eps, dtype=dtype, device=device)
         self.self_attn = self_attn
         self.post_attention_layernorm = RMSNorm(
             size=config.hidden_size, eps=config.rms_norm_eps, dtype=dtype, device=device

@@ -96,9 +96,7 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(size=head_dim, eps=qk_norm_eps, dtype=dtype, device=device)
             self.k_norm = RMSNorm(size=head_dim, eps=qk_norm_eps, dtype=dtype, device=device)
         self.rotary_emb = rotary_emb
-        self.attn = attn_backend(
-            layer_idx=layer_idx, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim
-        )
+        self.attn = attn_backend(layer_idx=layer_idx, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
 
     def forward(
         self,

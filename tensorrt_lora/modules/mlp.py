@@ -76,7 +76,5 @@ class MLP(nn.Module):
 
     def forward(self, x: torch.Tensor, lora_params: LoraParams | None) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""
-        up = LoraLayer.forward_with_base(
-            self.up_proj.base(x), (self.up_lora,), x, lora_params, self.layer_idx
-        )
+        up = LoraLayer.forward_with_base(self.up_proj.base(x), (self.up_lora,), x, lora_params, self.layer_idx)
         return self.down_proj(squared_relu(up), lora_params, self.layer_idx)

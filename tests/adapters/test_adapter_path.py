@@ -80,3 +80,25 @@ def test_the_home_directory_is_expanded(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "pirate").mkdir()
     assert _resolve("~/pirate") == tmp_path / "pirate"
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("x" * 5000, "the path cannot be used: File name too long"),
+        ("owner/" + "x" * 5000, "the path cannot be used: File name too long"),
+        ("~nosuchuser/x", "the path begins with the home directory of a user who does not exist"),
+    ],
+    ids=["long", "long hub id", "no such user"],
+)
+def test_what_can_be_no_path_is_refused(refuse, path, message):
+    assert message in refuse(path)
+
+
+def test_any_failure_of_the_network_is_the_adapters(monkeypatch):
+    def download(repo, *, local_files_only=False, **_):
+        raise LocalEntryNotFoundError("not here") if local_files_only else TypeError("of the HTTP client\nand more")
+
+    monkeypatch.setattr(adapter_path, "snapshot_download", download)
+    with pytest.raises(AdapterError, match=r"nor reachable on the hub: of the HTTP client$"):
+        _resolve("owner/name")

@@ -51,3 +51,13 @@ def test_several_are_registered_together_or_not_at_all():
     with pytest.raises(ValueError, match="lora_int_id 4 already stands for adapter 'a4'"):
         registry.register(LoRARequest("a4", 4, "/a4"), LoRARequest("a5", 4, "/a5"))
     registry.register(LoRARequest("a4", 4, "/a4"), LoRARequest("a4", 4, "/a4"))
+
+
+def test_a_relative_path_without_a_current_directory(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    registry = AdapterRegistry()
+    (tmp_path / "gone").rmdir()
+    registry.register(LoRARequest("a1", 1, "/a1"))
+    with pytest.raises(ValueError, match=r"lora_path of adapter 'a2' is relative \(a2\).* give an absolute path"):
+        registry.register(LoRARequest("a2", 2, "a2"))

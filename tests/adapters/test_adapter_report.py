@@ -98,3 +98,20 @@ def test_a_report_is_json(reader, sites, tmp_path):
     content = json.loads(json.dumps(report.to_dict()))
     assert (content["ok"], content["max_rank"], content["nbytes"]) == (True, 4, report.nbytes)
     assert content["target_modules"] == ["attn_q"] and len(content["modules"]) == 2
+
+
+def test_copies_that_could_not_be_compared_are_named(sites, model, tmp_path):
+    key = f"{PREFIX}lm_head.base_layer.weight"
+    tensors = {**random_tensors(sites, ("q_proj",), 4), key: torch.ones(272, 72)}
+    request = LoRARequest("a1", 1, str(write_adapter(tmp_path, tensors, config_fields(4, ["q_proj"]))))
+    base = {"lm_head.weight": torch.zeros(272, 72)}
+    for parameters, compared in (({name: t.to("meta") for name, t in base.items()}, False), (base, True)):
+        reader = AdapterReader(sites, LoraConfig(), torch.float32, base_parameters=parameters)
+        report = check_adapter(reader, request)
+        assert report.ok is not compared and report.not_compared == (() if compared else (key,))
+        assert report.to_dict()["not_compared"] == report.not_compared
+
+
+@pytest.mark.parametrize("path", ["x" * 5000, "~nosuchuser/x", "a\0b", "\ud800"], ids=range(4))
+def test_no_path_makes_a_check_raise(reader, path):
+    assert len(_check(reader, path).problems) == 1

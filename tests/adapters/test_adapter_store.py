@@ -437,3 +437,13 @@ def test_the_size_of_a_combination_is_limited_too(make_store, requests):
     small = make_store(max_bytes=2 * size - 1)
     with pytest.raises(AdapterError, match=r"adapter '1 \* a0 \+ 1 \* a1' .*: it takes .*host_cache_size"):
         _get(small.acquire(_mix((requests[0], 1), (requests[1], 1))))
+
+
+def test_without_a_current_directory_only_relative_paths_fail(make_store, requests, tmp_path, monkeypatch):
+    store = make_store()
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(ValueError, match="give an absolute path"):
+        store.acquire(LoRARequest("a9", 9, "a9")).result(_TIMEOUT)
+    assert store.acquire(requests[0]).result(_TIMEOUT).name == "a0"

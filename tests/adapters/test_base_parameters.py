@@ -52,3 +52,9 @@ def test_biases_are_known_by_site(base):
     q = LoraSite(0, LoraModuleType.ATTENTION_Q, "model.layers.0.self_attn.q_proj", 4, 4)
     k = LoraSite(0, LoraModuleType.ATTENTION_K, "model.layers.0.self_attn.k_proj", 4, 4)
     assert base.has_bias(q) is True and base.has_bias(k) is False
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.complex64, torch.float8_e8m0fnu])
+def test_a_copy_is_in_floating_point(base, dtype):
+    problem = base.copy_problem("key", "embed_tokens", torch.zeros(_WEIGHT.shape, dtype=torch.uint8).to(dtype))
+    assert problem == f"tensor key: dtype {dtype} is not served; save it in a floating point type"

@@ -38,9 +38,7 @@ def _extra(tensors, end, size=96, modules=(_Q0, _Q1)):
         tensors[f"{PREFIX}{module}.{end}"] = torch.rand(size) + 0.5
 
 
-@pytest.mark.parametrize(
-    ("flag", "end"), [("use_dora", "lora_magnitude_vector"), ("lora_bias", "lora_B.bias")]
-)
+@pytest.mark.parametrize(("flag", "end"), [("use_dora", "lora_magnitude_vector"), ("lora_bias", "lora_B.bias")])
 def test_flags_and_tensors_must_agree(write, refuse, read, tensors, flag, end):
     message = refuse(write(**{flag: True}))
     assert f"{flag}=true, but modules have no {end}; save the adapter again: {_Q0}, {_Q1}" in message

@@ -130,9 +130,7 @@ def test_a_start_that_changes_the_base_is_served_once_peft_has_converted_it(star
             for half in (layer.lora_A, layer.lora_B):
                 half["default"].weight.add_(torch.randn_like(half["default"].weight), alpha=0.2)
     peft_model.save_pretrained(tmp_path / "mutated")
-    peft_model.save_pretrained(
-        tmp_path / "converted", path_initial_model_for_weight_conversion=str(tmp_path / "start")
-    )
+    peft_model.save_pretrained(tmp_path / "converted", path_initial_model_for_weight_conversion=str(tmp_path / "start"))
     assert f"init_lora_weights='{start}': this start changes the base weights" in refuse(tmp_path / "mutated")
     weights = read(tmp_path / "converted")
     assert {module.rank for module in weights.modules.values()} == {6}

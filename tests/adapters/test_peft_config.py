@@ -30,6 +30,21 @@ _CONFIGS = {
         "layers_to_transform": [2, 11],
         "layers_pattern": ["blocks", "layers"],
     },
+    # "model" alone matches, without an index: PEFT looks no further and adapts nothing by it.
+    "layers by an alternative": {
+        "target_modules": ["model.layers.3.self_attn.k_proj", "v_proj"],
+        "layers_to_transform": [0, 1],
+        "layers_pattern": "model|layers",
+    },
+    "layers by an alternative that reaches the index": {
+        "target_modules": _ALL,
+        "layers_to_transform": [0, 1],
+        "layers_pattern": "blocks|model.layers",
+    },
+    "a whole name beside layers": {
+        "target_modules": ["model.layers.0.self_attn.q_proj", "v_proj"],
+        "layers_to_transform": [1],
+    },
     "rank pattern": {"target_modules": _ALL, "rank_pattern": {"q_proj": 3, "layers.1.mlp.up_proj": 16}},
     "alpha pattern": {
         "target_modules": _ALL,

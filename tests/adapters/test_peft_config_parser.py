@@ -13,6 +13,14 @@ _MALFORMED = {
     "alpha is a string": ({"lora_alpha": "16"}, "lora_alpha='16': must be a finite number"),
     "alpha is not a number": ({"lora_alpha": float("nan")}, "lora_alpha=nan: must be a finite number"),
     "alpha is beyond float": ({"lora_alpha": 10**400}, "must be a finite number"),
+    "alpha is beyond float32": ({"lora_alpha": -1e31}, "must be a finite number, at most 1e+30 in size"),
+    "alpha in a pattern is beyond float": ({"alpha_pattern": {"q": 10**350}}, "must be a finite number, at most 1e+30"),
+    "rank is beyond float": ({"r": 10**400, "lora_alpha": 16.0}, "must be an integer >= 1, at most 65536"),
+    "rank is beyond float with rslora": ({"r": 10**400, "use_rslora": True}, "must be an integer >= 1, at most 65536"),
+    "rank in a pattern is beyond float": (
+        {"rank_pattern": {"q_proj": 10**350}},
+        f"rank_pattern['q_proj']={10**37}...",
+    ),
     "rslora is a number": ({"use_rslora": 1}, "use_rslora=1: must be true or false"),
     "rank pattern is a list": ({"rank_pattern": ["q_proj"]}, "rank_pattern=['q_proj']: must be an object"),
     "rank in a pattern": ({"rank_pattern": {"q": 0}}, "rank_pattern['q']=0: must be an integer >= 1"),
@@ -38,6 +46,10 @@ _MALFORMED = {
     "layers pattern is no regex": (
         {"layers_pattern": "layers[", "layers_to_transform": [1]},
         "layers_pattern='layers[': must be a regular expression",
+    ),
+    "layers pattern with an index of its own": (
+        {"layers_pattern": "(?P<idx>model)", "layers_to_transform": [1]},
+        "layers_pattern='(?P<idx>model)': must be a regular expression (redefinition of group name 'idx'",
     ),
 }  # fmt: skip
 

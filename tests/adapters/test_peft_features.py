@@ -5,7 +5,7 @@ import pytest
 from peft import LoraConfig as PeftLoraConfig
 
 from tensorrt_lora.adapters.adapter_error import AdapterError, AdapterProblems
-from tensorrt_lora.adapters.peft_features import check_features
+from tensorrt_lora.adapters.peft_features import check_features, shorten
 from tests.support.tiny_adapters import config_fields
 
 _REFUSED = {
@@ -86,3 +86,19 @@ def test_ms_swifts_training_fields_have_no_effect():
 def test_a_missing_peft_type_is_refused():
     with pytest.raises(AdapterError, match="peft_type=None: only LORA adapters are served"):
         _check({"r": 4, "target_modules": ["q_proj"]})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [10**5000, [10**5000], ["x" * 10**6] * 100, {"a": "b" * 1000}],
+    ids=["number", "in a list", "list", "object"],
+)
+def test_any_value_can_be_shown(value):
+    assert len(shorten(value)) <= 80
+
+
+def test_a_deep_value_can_be_shown():
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert len(shorten(deep)) <= 80

@@ -177,7 +177,29 @@ def test_a_pickle_of_something_else(directory):
     message = _refuse(directory)
     assert "3 problems" in message
     assert "entry 'a' is int, not a dense tensor" in message
-    assert "entry 'b' is Tensor, not a dense tensor" in message
+    assert "entry 'b' is a sparse tensor, not a dense tensor" in message
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch, about prototypes
+@pytest.mark.parametrize(
+    ("tensor", "kind"),
+    [
+        (torch.empty(2, 2, device="meta"), "a tensor without values (on the meta device)"),
+        (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "a nested tensor"),
+        (torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), "a quantised tensor"),
+    ],
+    ids=["meta", "nested", "quantised"],
+)
+def test_a_pickle_of_a_tensor_that_is_not_dense(directory, tensor, kind):
+    (directory / _SAFETENSORS).unlink()
+    torch.save({"a": tensor}, directory / "adapter_model.bin")
+    assert f"entry 'a' is {kind}, not a dense tensor; save LoRA tensors only" in _refuse(directory)
+
+
+def test_a_trained_parameter_in_a_pickle_is_its_values(directory):
+    (directory / _SAFETENSORS).unlink()
+    torch.save({"a": torch.nn.Parameter(torch.ones(2))}, directory / "adapter_model.bin")
+    assert not _read(directory).tensors["a"].requires_grad
 
 
 def test_an_index_without_a_map(directory):

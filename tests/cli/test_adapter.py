@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
 from tensorrt_lora.cli.main import app
@@ -77,3 +78,24 @@ def test_a_model_that_is_not_there_is_a_mistake_of_the_call(good: Path, tmp_path
     result = run(good, tmp_path / "gone")
     assert result.exit_code == 2
     assert "neither an existing path nor" in result.stderr
+
+
+def test_what_was_not_compared_is_in_the_verdict(good: Path, model_dir: Path) -> None:
+    key = "base_model.model.model.embed_tokens.base_layer.weight"
+    write_adapter(good, {**_TENSORS, key: torch.ones(272, 72)}, config_fields(4, ["q_proj", "v_proj"]))
+    result = run(good, model_dir)
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[-1] == f"can be served if these equal the model's own, not compared: {key}"
+
+
+def test_an_empty_directory_name_is_called_that(model_dir: Path) -> None:
+    result = CliRunner().invoke(app, ["adapter", "check", "", "--model", str(model_dir)])
+    assert result.exit_code == 2
+    assert "DIR is empty: give the adapter's directory, or a hub id" in result.stderr
+
+
+def test_a_target_that_is_no_module(good: Path, model_dir: Path) -> None:
+    result = run(good, model_dir, "--target", "bogus")
+    assert result.exit_code == 2
+    assert "error: lora_target_modules: " in result.stderr and "bogus" in result.stderr
+    assert "pydantic" not in result.stderr and "validation error" not in result.stderr

@@ -37,9 +37,7 @@ def test_objects_dicts_and_yaml_give_the_same_settings(tmp_path: Path) -> None:
 def test_yaml_gives_way_to_overrides(tmp_path: Path) -> None:
     file = tmp_path / "args.yaml"
     file.write_text("model: m\nseed: 1\n")
-    assert TorchLlmArgs.from_yaml(str(file), seed=2, device="cpu") == TorchLlmArgs(
-        model="m", seed=2, device="cpu"
-    )
+    assert TorchLlmArgs.from_yaml(str(file), seed=2, device="cpu") == TorchLlmArgs(model="m", seed=2, device="cpu")
 
 
 def test_survives_a_process_boundary() -> None:
@@ -73,9 +71,7 @@ def test_resolve_max_seq_len(settings: dict[str, object], model_allows: int, len
 
 
 def test_resolve_max_seq_len_refuses_more_than_the_model_allows() -> None:
-    with pytest.raises(
-        ValueError, match="max_seq_len=4096 is more than the 2048 tokens that the model allows"
-    ):
+    with pytest.raises(ValueError, match="max_seq_len=4096 is more than the 2048 tokens that the model allows"):
         TorchLlmArgs(model="m", max_seq_len=4096).resolve_max_seq_len(2048)
 
 
@@ -150,3 +146,25 @@ def test_yaml_errors_name_file_and_field(tmp_path: Path, text: str, message: str
 def test_yaml_file_must_exist(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"settings file '.*none\.yaml' does not exist"):
         TorchLlmArgs.from_yaml(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"model: \xff", "not UTF-8 text"),
+        (b"seed: 2020-13-45", "not valid YAML: month must be in"),
+        (b"[" * 5000, "not valid YAML"),
+    ],
+)
+def test_unreadable_yaml_is_named(tmp_path: Path, content: bytes, message: str) -> None:
+    file = tmp_path / "args.yaml"
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=message) as error:
+        TorchLlmArgs.from_yaml(file)
+    assert str(file) in str(error.value)
+
+
+def test_a_directory_is_no_yaml_file(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot be read: Is a directory") as error:
+        TorchLlmArgs.from_yaml(tmp_path)
+    assert str(tmp_path) in str(error.value)

@@ -132,9 +132,7 @@ def test_rope_of_version_4(old: dict[str, object], rope: dict[str, object]) -> N
         (Qwen3Config(**_SIZES, use_sliding_window=True, sliding_window=128, max_window_layers=2), None, 256),
     ],
 )
-def test_sliding_window_ends_the_sequence(
-    hf_config: PretrainedConfig, window: int | None, max_seq_len: int
-) -> None:
+def test_sliding_window_ends_the_sequence(hf_config: PretrainedConfig, window: int | None, max_seq_len: int) -> None:
     config = ModelConfig.from_hf(hf_config)
     assert (config.sliding_window, config.max_seq_len) == (window, max_seq_len)
 
@@ -157,9 +155,8 @@ def test_refuses_an_unknown_architecture(architectures: list[str] | None) -> Non
     with pytest.raises(ValueError) as error:
         ModelConfig.from_hf(GPT2Config(architectures=architectures))
     assert "'gpt2'" in str(error.value) or "'GPT2LMHeadModel'" in str(error.value)
-    assert (
-        "supported: ArceeForCausalLM, LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3"
-        in str(error.value)
+    assert "supported: ArceeForCausalLM, LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3" in str(
+        error.value
     )
 
 
@@ -181,7 +178,26 @@ def test_refuses_a_directory_without_a_config(tmp_path: Path) -> None:
 
 def test_refuses_a_name_that_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(
-        ValueError, match="model 'no/such-model' is neither a directory nor a readable hub id"
-    ):
+    with pytest.raises(ValueError, match="model 'no/such-model' is neither a directory nor a readable hub id"):
         ModelConfig.from_pretrained("no/such-model")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "not a valid JSON file"),
+        (b"\xff\xfe", "not a valid JSON file"),
+        (b"3", "not iterable"),
+        (b"[]", "model_type"),
+        (json.dumps({"model_type": "qwen3", "num_hidden_layers": "two"}).encode(), "num_hidden_layers"),
+        (json.dumps({"model_type": "qwen3", "rope_parameters": 3}).encode(), "rope_parameters"),
+        (json.dumps({"model_type": "qwen3", "architectures": 3}).encode(), "not iterable"),
+        (json.dumps({"model_type": "nonsense"}).encode(), "nonsense"),
+    ],
+)
+def test_a_damaged_config_is_named(tmp_path: Path, content: bytes, message: str) -> None:
+    file = tmp_path / "config.json"
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match="cannot be used") as error:
+        ModelConfig.from_pretrained(str(tmp_path))
+    assert str(file) in str(error.value) and message in str(error.value)

@@ -41,11 +41,7 @@ def test_errors_name_the_nested_field() -> None:
 def _models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
     yield model
     for field in model.model_fields.values():
-        arms = (
-            get_args(field.annotation)
-            if isinstance(field.annotation, types.UnionType)
-            else [field.annotation]
-        )
+        arms = get_args(field.annotation) if isinstance(field.annotation, types.UnionType) else [field.annotation]
         for arm in arms:
             if isinstance(arm, type) and issubclass(arm, BaseModel):
                 yield from _models(arm)
@@ -55,6 +51,4 @@ def _models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
 def test_every_setting_is_described(model: type[BaseModel]) -> None:
     assert issubclass(model, StrictBaseModel)
     for name, field in model.model_fields.items():
-        assert field.description and field.description.endswith("."), (
-            f"{model.__name__}.{name} has no description"
-        )
+        assert field.description and field.description.endswith("."), f"{model.__name__}.{name} has no description"

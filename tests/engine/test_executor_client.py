@@ -148,3 +148,35 @@ def test_the_engine_ends_with_its_front_and_only_then() -> None:
         while not is_gone(engine) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert is_gone(engine)
+
+
+def _fail(error: type[Exception]) -> None:
+    raise error("cannot be built here")
+
+
+class _Unreadable:
+    """Pickles well; unpickling raises `error`, as for a class that only the front's script has."""
+
+    def __init__(self, error: type[Exception]) -> None:
+        self._error = error
+
+    def __reduce__(self) -> tuple[Callable[[type[Exception]], None], tuple[type[Exception]]]:
+        return _fail, (self._error,)
+
+
+@pytest.mark.parametrize("error", [AttributeError, OSError, EOFError, RecursionError])
+def test_a_message_that_cannot_be_read_ends_the_engine(error: type[Exception]) -> None:
+    client = start(ProcessExecutorClient)
+    client.submit(_Unreadable(error))
+    with pytest.raises(EngineDeadError, match=f"cannot be read: {error.__name__}: cannot be built here"):
+        receive_until(client, lambda got: False)
+    client.shutdown()
+
+
+def test_shutdown_closes_the_connection() -> None:
+    client = start(ProcessExecutorClient)
+    descriptor = client._connection.fileno()
+    os.fstat(descriptor)
+    client.shutdown()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)

@@ -76,3 +76,12 @@ def test_an_exception_ends_the_loop_and_shuts_down() -> None:
     with pytest.raises(RuntimeError, match="the toy is broken"):
         run_loop(executor, inbox, lambda responses: None)
     assert executor.is_shut_down
+
+
+def test_a_failure_to_receive_ends_the_loop_and_shuts_down() -> None:
+    executor = make_executor()
+    inbox: Inbox = SimpleQueue()
+    inbox.put(RuntimeError("a message cannot be read"))
+    with pytest.raises(RuntimeError, match="cannot be read"):
+        run_loop(executor, inbox, lambda responses: None)
+    assert executor.is_shut_down

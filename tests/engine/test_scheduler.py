@@ -518,9 +518,7 @@ def test_requests_ahead_of_a_waiting_one_are_not_held_up_by_it():
 )
 def test_no_request_is_overtaken_for_longer_than_allowed(seed, wait, batch, num_adapters):
     rng = random.Random(seed)
-    engine = Engine(
-        slots=2, batch=batch, wait=wait, tokens=12, reuse=rng.random() < 0.5, run_ahead=rng.random() < 0.5
-    )
+    engine = Engine(slots=2, batch=batch, wait=wait, tokens=12, reuse=rng.random() < 0.5, run_ahead=rng.random() < 0.5)
     adapters = [None] + [FakeAdapter(index) for index in range(num_adapters)]
     hot = FakeAdapter(0)
     for _ in range(100):

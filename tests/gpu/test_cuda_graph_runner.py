@@ -74,9 +74,7 @@ def test_captures_largest_first_and_lora_before_base(runner: CUDAGraphRunner, fo
     assert list(runner.graph_memory) == order
 
 
-def test_every_capture_is_warmed_up_with_the_second_stream_allowed(
-    runner: CUDAGraphRunner, forward: Forward
-) -> None:
+def test_every_capture_is_warmed_up_with_the_second_stream_allowed(runner: CUDAGraphRunner, forward: Forward) -> None:
     for key in keys():
         calls = [(capturing, parallel) for called, capturing, parallel in forward.calls if called == key]
         assert calls == [(False, True), (False, True), (True, True)]

@@ -38,9 +38,7 @@ BATCHES = {
 PADDING_ROWS = {"decode with padding rows": 2}
 
 
-def make_batch(
-    num_contexts: int, query_lens: list[int], kv_lens: list[int], padding: int = 0
-) -> AttentionBatch:
+def make_batch(num_contexts: int, query_lens: list[int], kv_lens: list[int], padding: int = 0) -> AttentionBatch:
     """Scattered pages, one more than needed each; the last `padding` rows sit on page 0."""
     free = random.sample(range(1, NUM_PAGES), NUM_PAGES - 1)
     page_ids = []
@@ -70,9 +68,7 @@ def make_metadata(cache: torch.Tensor, num_heads: int) -> FlashInferAttentionMet
 
 
 def make_layer(num_heads: int, num_kv_heads: int, layer_idx: int = 1) -> FlashInferAttention:
-    return FlashInferAttention(
-        layer_idx=layer_idx, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=HEAD_DIM
-    )
+    return FlashInferAttention(layer_idx=layer_idx, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=HEAD_DIM)
 
 
 def make_qkv(num_tokens: int, heads: tuple[int, int], device: torch.device) -> tuple[torch.Tensor, ...]:
@@ -176,16 +172,12 @@ def decode_batches(batch_size: int) -> list[AttentionBatch]:
 
 def with_padding(batch: AttentionBatch, batch_size: int) -> AttentionBatch:
     missing = batch_size - batch.num_requests
-    return AttentionBatch(
-        0, [1] * batch_size, batch.kv_lens + [1] * missing, batch.page_ids + [[0]] * missing
-    )
+    return AttentionBatch(0, [1] * batch_size, batch.kv_lens + [1] * missing, batch.page_ids + [[0]] * missing)
 
 
 @pytest.mark.parametrize("heads", HEADS, ids=lambda heads: f"{heads[0]}x{heads[1]}")
 @pytest.mark.parametrize("batch_size", [1, 8, 40])
-def test_replay_equals_eager_bit_for_bit(
-    batch_size: int, heads: tuple[int, int], device: torch.device
-) -> None:
+def test_replay_equals_eager_bit_for_bit(batch_size: int, heads: tuple[int, int], device: torch.device) -> None:
     cache = make_cache(heads[1], device)
     eager = make_metadata(cache, heads[0])
     captured = CapturedLayer(eager, heads, batch_size)
@@ -213,9 +205,7 @@ def test_graphs_of_several_sizes_and_eager_steps_share_a_workspace(device: torch
     for size in (4, 16, 1, 16, 4):
         eager.prepare(prefill)
         output = write_and_attend(captured[size].layer, prefill_qkv, eager)
-        expected = attend_reference(
-            prefill_qkv[0].unflatten(1, (heads[0], HEAD_DIM)), cache[1], prefill
-        ).flatten(1)
+        expected = attend_reference(prefill_qkv[0].unflatten(1, (heads[0], HEAD_DIM)), cache[1], prefill).flatten(1)
         torch.testing.assert_close(output.float(), expected, atol=0.01, rtol=0.02)
         batch = make_batch(0, [1] * size, [random.randint(1, 200) for _ in range(size)])
         qkv = make_qkv(size, heads, device)
@@ -270,9 +260,7 @@ def test_a_further_graph_takes_little_memory(device: torch.device) -> None:
     assert len(graphs) == 5
 
 
-@pytest.mark.parametrize(
-    ("dtype", "head_dim", "message"), [(torch.float32, 128, "float32"), (DTYPE, 64, "head size")]
-)
+@pytest.mark.parametrize(("dtype", "head_dim", "message"), [(torch.float32, 128, "float32"), (DTYPE, 64, "head size")])
 def test_refuses_other_models(dtype: torch.dtype, head_dim: int, message: str, device: torch.device) -> None:
     cache = torch.zeros(1, 4, 2, PAGE_SIZE, 2, head_dim, dtype=dtype, device=device)
     with pytest.raises(ValueError, match=message):

@@ -111,9 +111,7 @@ def rotated64(x: Tensor, position_ids: Tensor, table: Tensor, head_dim: int, wei
 class Projection:
     """A step's q, k and v as views of one tensor, with what `qk_norm_rope` wants beside them."""
 
-    def __init__(
-        self, tokens: int, heads: tuple[int, int], head_dim: int, dtype: torch.dtype, norm: bool
-    ) -> None:
+    def __init__(self, tokens: int, heads: tuple[int, int], head_dim: int, dtype: torch.dtype, norm: bool) -> None:
         self.sizes = [heads[0] * head_dim, heads[1] * head_dim, heads[1] * head_dim]
         self.head_dim = head_dim
         self.qkv = 2 * random_rows(tokens, sum(self.sizes), dtype)
@@ -126,9 +124,7 @@ class Projection:
         slots = torch.randperm((PAGES - 1) * PAGE_SIZE, device=DEVICE, generator=generator)[:tokens]
         self.cache_slots = slots + PAGE_SIZE
 
-    def run(
-        self, op: Callable[..., None], rows: slice = slice(None), write: bool = True
-    ) -> tuple[Tensor, Tensor]:
+    def run(self, op: Callable[..., None], rows: slice = slice(None), write: bool = True) -> tuple[Tensor, Tensor]:
         """(qkv, cache) after `op` on some of the tokens, from fresh copies."""
         qkv, cache = self.qkv[rows].clone(), self.kv_cache.clone()
         q, k, v = qkv.split(self.sizes, dim=-1)
@@ -150,9 +146,7 @@ class Projection:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "head_dim"), [((64, 8), 128), ((6, 1), 80), ((9, 3), 64)])
 @pytest.mark.parametrize("tokens", [0, 1, 7, 70, 8192])
-def test_qk_norm_rope(
-    tokens: int, heads: tuple[int, int], head_dim: int, dtype: torch.dtype, norm: bool
-) -> None:
+def test_qk_norm_rope(tokens: int, heads: tuple[int, int], head_dim: int, dtype: torch.dtype, norm: bool) -> None:
     case = Projection(tokens, heads, head_dim, dtype, norm)
     qkv, cache = case.run(qk_norm_rope)
     q, k, v = qkv.split(case.sizes, dim=-1)

@@ -56,9 +56,7 @@ def test_shrink(half: bool, config: ShrinkConfig, even_k: bool) -> None:
     ("half", "config"),
     [(half, config) for (_, half), configs in EXPAND_CONFIGS.items() for config in configs],
 )
-def test_expand(
-    half: bool, config: ExpandConfig, splits: int, max_rank: int | None, accumulate: bool
-) -> None:
+def test_expand(half: bool, config: ExpandConfig, splits: int, max_rank: int | None, accumulate: bool) -> None:
     constants = {
         "MODULES": 3,
         "MAX_RANK": max_rank or config.block_r,

@@ -55,9 +55,7 @@ def test_padding_rows_share_a_slot_of_page_zero() -> None:
 
 @pytest.mark.parametrize(("chunk", "kv_len"), [(1, 1), (7, 7), (3, 11), (1, 9), (4, 8)])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(1, 1, 8), (6, 2, 16), (4, 4, 5)])
-def test_prefill_is_causal_from_the_chunk_on(
-    chunk: int, kv_len: int, heads: int, kv_heads: int, head_dim: int
-) -> None:
+def test_prefill_is_causal_from_the_chunk_on(chunk: int, kv_len: int, heads: int, kv_heads: int, head_dim: int) -> None:
     k, v = torch.randn(2, kv_len, kv_heads, head_dim)
     q = torch.randn(chunk, heads, head_dim)
     page_ids = [5, 2, 7][: -(-kv_len // PAGE_SIZE)]

@@ -32,9 +32,7 @@ def make_qkv(tokens: int, heads: int, kv_heads: int, head_dim: int, dtype: torch
     return [qkv, *qkv.split(sizes, dim=-1)]
 
 
-def expected_heads(
-    x: Tensor, position_ids: Tensor, table: Tensor, head_dim: int, weight: Tensor | None
-) -> Tensor:
+def expected_heads(x: Tensor, position_ids: Tensor, table: Tensor, head_dim: int, weight: Tensor | None) -> Tensor:
     """In float64; each pair (i, i + D/2) is a complex number, multiplied by cos + i sin."""
     heads = x.double().unflatten(-1, (-1, head_dim))
     if weight is not None:

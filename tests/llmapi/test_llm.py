@@ -88,6 +88,27 @@ def test_an_adapter_can_be_checked_beside_the_running_engine(tmp_path: Path) -> 
         llm.check_lora(LoRARequest("good", 1, str(adapter)))
 
 
+def test_changing_what_went_in_or_came_out_changes_no_running_request(llm: LLM) -> None:
+    prompt, params = [5, 6], SamplingParams(max_tokens=200, stop="zzz", stop_token_ids=[9])
+    future = llm.generate_async(prompt, params, streaming=True)
+    first = next(iter(future))
+    for changed in (prompt, first.prompt_token_ids, first.outputs[0].token_ids):
+        changed[:] = [7]
+    params.stop_token_ids.append(6)
+    params.stop.append("")
+    output = future.result()
+    assert output.outputs[0].token_ids == [5, 6] * 100 and output.prompt_token_ids == [5, 6]
+    with pytest.raises(ValueError, match="stop holds an empty text"):
+        llm.generate([5], params)
+
+
+def test_a_prompt_or_chat_that_is_no_text_is_a_value_error(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="lone surrogate at position 0"):
+        llm.generate("\ud800x")
+    with pytest.raises(ValueError, match="a conversation is a list of messages"):
+        llm.chat(["x"])
+
+
 def test_several_sequences(llm: LLM) -> None:
     output = llm.generate("abc", SamplingParams(max_tokens=3, n=3, temperature=1.0))
     assert [one.text for one in output.outputs] == ["abc", "bca", "cab"]
@@ -329,3 +350,34 @@ def test_a_script_without_guard_or_shutdown_ends_cleanly(tokenizer_dir: Path) ->
     assert text.startswith("abcabc")
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid), 0)
+
+
+_OWN_CLASSES = """
+import os, sys
+from enum import Enum, IntEnum
+from tensorrt_lora import LLM, LoraConfig, LoRARequest, SamplingParams
+from tests.support.toy_executor import ToyExecutor
+class Name(str, Enum):
+    NEXT = "next"
+class Token(IntEnum):
+    A, B = 97, 98
+class Long(SamplingParams):
+    max_tokens: int = 4
+class Mine(LoRARequest):
+    pass
+llm = LLM(sys.argv[1], executor_factory=ToyExecutor, skip_tokenizer_init=True, lora_config=LoraConfig())
+child = os.fork()
+if child == 0:
+    sys.exit()  # runs the finalisers: the engine is the parent's
+os.waitpid(child, 0)
+for adapter in (LoRARequest(Name.NEXT, 1, "x"), Mine(Name.NEXT, Token.A - 96, "x")):
+    print(llm.generate([Token.A, Token.B], Long(), adapter).outputs[0].token_ids)
+"""
+
+
+def test_classes_of_the_users_script_and_a_forked_child(tokenizer_dir: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", _OWN_CLASSES, str(tokenizer_dir)]
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout.splitlines() == ["[98, 99, 98, 99]"] * 2

@@ -71,3 +71,15 @@ def test_snapshots_are_independent(tokenizer: Tokenizer) -> None:
     first = builder.snapshot()
     builder.append(GenerationResponse(3, 0, [6], finish_reason="length"))
     assert first.outputs[0].token_ids == [5] and not first.finished
+
+
+def test_changing_an_output_changes_nothing(tokenizer: Tokenizer) -> None:
+    builder = make_builder(tokenizer)
+    builder.append(GenerationResponse(3, 0, [5], prompt_logprobs=[None, {1: Logprob(-1.0, 1)}]))
+    output = builder.snapshot()
+    assert output.prompt_logprobs is not None
+    output.prompt_token_ids.clear()
+    output.prompt_logprobs.clear()
+    again = builder.snapshot()
+    assert again.prompt_token_ids == tokenizer.encode("ab") and again.usage.prompt_tokens == 2
+    assert again.prompt_logprobs is not None and len(again.prompt_logprobs) == 2

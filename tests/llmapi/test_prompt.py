@@ -1,3 +1,5 @@
+from enum import IntEnum
+
 import pytest
 
 from tensorrt_lora.llmapi.prompt import Prompt, read_prompt, split_prompts
@@ -49,3 +51,14 @@ def test_wrong_prompts_are_named(tokenizer: Tokenizer, prompt: object, message: 
 def test_text_needs_a_tokenizer() -> None:
     with pytest.raises(ValueError, match="'abc' is text, but this LLM has no tokenizer: give token ids"):
         read_prompt("abc", None)
+
+
+class _Token(IntEnum):
+    SEVEN = 7
+
+
+def test_token_ids_are_plain_ints_of_their_own() -> None:
+    given = [_Token.SEVEN, 8]
+    read = read_prompt(given, None).token_ids
+    assert read == [7, 8] and read is not given
+    assert [type(token_id) for token_id in read] == [int, int]

@@ -82,3 +82,28 @@ def test_wrong_types_are_named(value: object) -> None:
         read_sampling_params(value, has_tokenizer=True)
     with pytest.raises(ValueError, match="lora_request must be a LoRARequest, a list of"):
         read_lora_request(value, lora_enabled=True)
+
+
+class _LongAnswers(SamplingParams):
+    max_tokens: int = 500
+
+
+class _WithNote(SamplingParams):
+    note: str = "mine"
+
+
+def test_sampling_params_are_copied_as_plain_ones() -> None:
+    read = read_sampling_params(_LongAnswers(top_k=3), has_tokenizer=True)
+    assert type(read) is SamplingParams and read == SamplingParams(max_tokens=500, top_k=3)
+    with pytest.raises(ValueError, match="note"):
+        read_sampling_params(_WithNote(), has_tokenizer=True)
+
+
+def test_later_changes_of_sampling_params_change_nothing() -> None:
+    params = SamplingParams(stop=["a"], stop_token_ids=[1])
+    read = read_sampling_params(params, has_tokenizer=True)
+    params.stop.append("")
+    params.stop_token_ids.append(-1)
+    assert read == SamplingParams(stop=["a"], stop_token_ids=[1])
+    with pytest.raises(ValueError, match="stop holds an empty text"):
+        read_sampling_params(params, has_tokenizer=True)

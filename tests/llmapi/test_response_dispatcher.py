@@ -1,5 +1,6 @@
 """Responses find their futures, and nobody waits for an engine that is gone."""
 
+import os
 import threading
 
 import pytest
@@ -89,3 +90,16 @@ def test_a_bug_while_reading_leaves_nobody_waiting(client: HandClient, monkeypat
     client.says.put(ZeroDivisionError("a bug"))
     with pytest.raises(EngineDeadError, match="nothing reads the engine's responses"):
         future.result(timeout=10)
+
+
+def test_a_forked_copy_leaves_the_engine_alone(client: HandClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    dispatcher = ResponseDispatcher(client)
+    future = submit(dispatcher, 1)
+    with monkeypatch.context() as child:
+        child.setattr(os, "getpid", lambda: -1)
+        dispatcher.close()
+        future.abort()
+        with pytest.raises(EngineDeadError, match="forked from: create a new LLM"):
+            submit(dispatcher, 2)
+    assert client.says.empty() and client.aborted.empty() and client.submitted == [1]
+    dispatcher.close()

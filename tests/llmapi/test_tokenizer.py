@@ -50,3 +50,34 @@ def test_no_tokenizer_there(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="skip_tokenizer_init=True") as caught:
         Tokenizer.from_pretrained(str(tmp_path))
     assert str(tmp_path) in str(caught.value)
+
+
+def test_half_a_surrogate_pair_is_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(ValueError, match=r"prompt 'a\\ud800x' has a lone surrogate at position 1"):
+        tokenizer.encode("a\ud800x")
+
+
+@pytest.mark.parametrize("template", ["{{ 'x' + messages[0].content }}", "{{ 1 / 0 }}", "{{ messages[5].a.b }}", "{{"])
+def test_any_failure_of_a_template_is_a_value_error(tokenizer: Tokenizer, template: str) -> None:
+    with pytest.raises(ValueError, match="the chat template does not take these messages"):
+        tokenizer.apply_chat_template([{"role": "user", "content": 3}], chat_template=template)
+
+
+@pytest.mark.parametrize("conversation", ["x", ["x"], [["role", "user"]], {"role": "user"}, None, 3])
+def test_what_is_no_conversation(tokenizer: Tokenizer, conversation: object) -> None:
+    with pytest.raises(ValueError, match="a conversation is a list of messages such as"):
+        tokenizer.apply_chat_template(conversation)
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"tokenize": True}, r"holds \['tokenize'\], no variables of a template"),
+        ({"chat_template": "x", "return_dict": True}, r"holds \['chat_template', 'return_dict'\]"),
+        ({3: True}, "must be a dict of template variables by name"),
+        ("x", "must be a dict of template variables by name"),
+    ],
+)
+def test_what_is_no_template_variable(tokenizer: Tokenizer, variables: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tokenizer.apply_chat_template(CHAT, chat_template_kwargs=variables)

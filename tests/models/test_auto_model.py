@@ -7,9 +7,7 @@ from tensorrt_lora.models.modeling_decoder import DecoderModelForCausalLM
 from tests.support.tiny_models import make_tiny_model
 
 
-def create(
-    family: str, *, attn_backend: str = "VANILLA", max_seq_len: int | None = None
-) -> DecoderModelForCausalLM:
+def create(family: str, *, attn_backend: str = "VANILLA", max_seq_len: int | None = None) -> DecoderModelForCausalLM:
     return create_model(
         ModelConfig.from_hf(make_tiny_model(family).config, None),
         dtype=torch.bfloat16,

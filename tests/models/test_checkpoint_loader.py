@@ -21,9 +21,7 @@ CPU = torch.device("cpu")
 Tensors = dict[str, torch.Tensor]
 
 
-def load(
-    directory: Path, *, dtype: torch.dtype = torch.float32, progress: bool = False
-) -> DecoderModelForCausalLM:
+def load(directory: Path, *, dtype: torch.dtype = torch.float32, progress: bool = False) -> DecoderModelForCausalLM:
     config = ModelConfig.from_pretrained(str(directory))
     model = create_model(config, dtype=dtype, device=CPU, attn_backend="VANILLA")
     for parameter in model.parameters():
@@ -32,9 +30,7 @@ def load(
     return model
 
 
-def create_random(
-    family: str, seed: int, overrides: dict[str, object] | None = None
-) -> DecoderModelForCausalLM:
+def create_random(family: str, seed: int, overrides: dict[str, object] | None = None) -> DecoderModelForCausalLM:
     config = ModelConfig.from_hf(make_tiny_model(family, overrides=overrides).config, None)
     model = create_model(config, dtype=torch.float32, device=CPU, attn_backend="VANILLA")
     load_dummy_weights(model, seed)
@@ -80,9 +76,7 @@ def test_fused_rows_are_in_the_order_q_k_v_and_gate_up(llama: Path) -> None:
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("wanted", [torch.float32, torch.bfloat16])
-def test_tensors_are_cast_to_the_models_dtype(
-    stored: torch.dtype, wanted: torch.dtype, tmp_path: Path
-) -> None:
+def test_tensors_are_cast_to_the_models_dtype(stored: torch.dtype, wanted: torch.dtype, tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "qwen2", dtype=stored, tokenizer=False)
     targets = checkpoint_targets(load(tmp_path, dtype=wanted))
     for name, parameter in make_tiny_model("qwen2").named_parameters():

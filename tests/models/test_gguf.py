@@ -104,11 +104,7 @@ def test_conversion_keeps_every_bit(dtype: torch.dtype, tmp_path: Path, cache: P
     model = make_qwen3()
     converted = resolve_checkpoint(str(write_gguf(tmp_path / "tiny.gguf", model, dtype)))
     config = ModelConfig.from_pretrained(str(converted))
-    assert (
-        config.architecture == "Qwen3ForCausalLM"
-        and config.head_dim == 128
-        and config.eos_token_ids == (258,)
-    )
+    assert config.architecture == "Qwen3ForCausalLM" and config.head_dim == 128 and config.eos_token_ids == (258,)
     assert config.hf_config.dtype == dtype
     targets = checkpoint_targets(load(converted))
     for name, parameter in model.named_parameters():
@@ -131,6 +127,9 @@ def test_conversion_happens_once_for_equal_content(
     (tmp_path / "model").mkdir()
     file = write_gguf(tmp_path / "model" / "tiny.gguf", make_qwen3(), torch.float16)
     converted = resolve_checkpoint(str(file))
+    # A cache that several users share: each of them may read.
+    assert converted.stat().st_mode & 0o777 == 0o755
+    assert all(file.stat().st_mode & 0o444 for file in converted.iterdir())
     monkeypatch.delattr(gguf_module, "_convert")
     assert resolve_checkpoint(str(tmp_path / "model")) == converted
     assert resolve_checkpoint(str(file.rename(tmp_path / "moved.gguf"))) == converted

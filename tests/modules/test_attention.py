@@ -61,9 +61,7 @@ def test_lora_equals_changed_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     params = cast(LoraParams, {})
     base = run(attention, x, None)
     with monkeypatch.context() as patch:
-        patch_lora(
-            patch, {("q_proj", "k_proj", "v_proj"): qkv_delta, ("o_proj",): o_delta}, params, layer_idx=0
-        )
+        patch_lora(patch, {("q_proj", "k_proj", "v_proj"): qkv_delta, ("o_proj",): o_delta}, params, layer_idx=0)
         adapted = run(attention, x, params)
     attention.qkv_proj.weight.add_(qkv_delta)
     attention.o_proj.weight.add_(o_delta)
@@ -83,9 +81,7 @@ def test_head_norms_come_before_the_rotation_and_see_single_heads() -> None:
 
 def test_sites_have_tensorrt_llms_types() -> None:
     sites = find_lora_sites(torch.nn.ModuleDict({"self_attn": make_attention()}))
-    assert {
-        name: (site.module_type, site.in_features, site.out_features) for name, site in sites.items()
-    } == {
+    assert {name: (site.module_type, site.in_features, site.out_features) for name, site in sites.items()} == {
         "self_attn.q_proj": (LoraModuleType.ATTENTION_Q, HIDDEN, Q_SIZE),
         "self_attn.k_proj": (LoraModuleType.ATTENTION_K, HIDDEN, KV_SIZE),
         "self_attn.v_proj": (LoraModuleType.ATTENTION_V, HIDDEN, KV_SIZE),

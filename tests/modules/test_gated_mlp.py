@@ -31,12 +31,8 @@ def make_mlp(hidden_act: str = "silu") -> GatedMLP:
 def expected_output(
     mlp: GatedMLP, x: torch.Tensor, gate_up_delta: torch.Tensor, down_delta: torch.Tensor
 ) -> torch.Tensor:
-    gate, up = functional.linear(x, mlp.gate_up_proj.weight + gate_up_delta, mlp.gate_up_proj.bias).chunk(
-        2, -1
-    )
-    return functional.linear(
-        gate * torch.sigmoid(gate) * up, mlp.down_proj.weight + down_delta, mlp.down_proj.bias
-    )
+    gate, up = functional.linear(x, mlp.gate_up_proj.weight + gate_up_delta, mlp.gate_up_proj.bias).chunk(2, -1)
+    return functional.linear(gate * torch.sigmoid(gate) * up, mlp.down_proj.weight + down_delta, mlp.down_proj.bias)
 
 
 def test_without_lora() -> None:
@@ -55,16 +51,12 @@ def test_lora_equals_changed_weights(monkeypatch: pytest.MonkeyPatch) -> None:
         params,
         layer_idx=3,
     )
-    torch.testing.assert_close(
-        mlp(x, params), expected_output(mlp, x, gate_up_delta, down_delta), rtol=1e-4, atol=1e-4
-    )
+    torch.testing.assert_close(mlp(x, params), expected_output(mlp, x, gate_up_delta, down_delta), rtol=1e-4, atol=1e-4)
 
 
 def test_sites_have_tensorrt_llms_types() -> None:
     sites = find_lora_sites(torch.nn.ModuleDict({"mlp": make_mlp()}))
-    assert {
-        name: (site.module_type, site.in_features, site.out_features) for name, site in sites.items()
-    } == {
+    assert {name: (site.module_type, site.in_features, site.out_features) for name, site in sites.items()} == {
         "mlp.gate_proj": (LoraModuleType.MLP_H_TO_4H, HIDDEN, INTERMEDIATE),
         "mlp.up_proj": (LoraModuleType.MLP_GATE, HIDDEN, INTERMEDIATE),
         "mlp.down_proj": (LoraModuleType.MLP_4H_TO_H, INTERMEDIATE, HIDDEN),
@@ -72,7 +64,5 @@ def test_sites_have_tensorrt_llms_types() -> None:
 
 
 def test_other_activations_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match="hidden_act='gelu' is not supported in a gated MLP; supported: 'silu'"
-    ):
+    with pytest.raises(ValueError, match="hidden_act='gelu' is not supported in a gated MLP; supported: 'silu'"):
         make_mlp("gelu")

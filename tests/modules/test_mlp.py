@@ -28,9 +28,7 @@ def make_mlp(hidden_act: str = "relu2") -> MLP:
     return mlp
 
 
-def expected_output(
-    mlp: MLP, x: torch.Tensor, up_delta: torch.Tensor, down_delta: torch.Tensor
-) -> torch.Tensor:
+def expected_output(mlp: MLP, x: torch.Tensor, up_delta: torch.Tensor, down_delta: torch.Tensor) -> torch.Tensor:
     up = functional.linear(x, mlp.up_proj.weight + up_delta, mlp.up_proj.bias)
     return functional.linear(up.clamp(min=0) ** 2, mlp.down_proj.weight + down_delta, mlp.down_proj.bias)
 
@@ -46,23 +44,17 @@ def test_lora_equals_changed_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     up_delta, down_delta = torch.randn(INTERMEDIATE, HIDDEN), torch.randn(HIDDEN, INTERMEDIATE)
     params = cast(LoraParams, {})
     patch_lora(monkeypatch, {("up_proj",): up_delta, ("down_proj",): down_delta}, params, layer_idx=2)
-    torch.testing.assert_close(
-        mlp(x, params), expected_output(mlp, x, up_delta, down_delta), rtol=1e-4, atol=1e-4
-    )
+    torch.testing.assert_close(mlp(x, params), expected_output(mlp, x, up_delta, down_delta), rtol=1e-4, atol=1e-4)
 
 
 def test_the_up_projection_of_a_plain_mlp_is_h_to_4h() -> None:
     sites = find_lora_sites(torch.nn.ModuleDict({"mlp": make_mlp()}))
-    assert {
-        name: (site.module_type, site.in_features, site.out_features) for name, site in sites.items()
-    } == {
+    assert {name: (site.module_type, site.in_features, site.out_features) for name, site in sites.items()} == {
         "mlp.up_proj": (LoraModuleType.MLP_H_TO_4H, HIDDEN, INTERMEDIATE),
         "mlp.down_proj": (LoraModuleType.MLP_4H_TO_H, INTERMEDIATE, HIDDEN),
     }
 
 
 def test_other_activations_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match="hidden_act='silu' is not supported in a plain MLP; supported: 'relu2'"
-    ):
+    with pytest.raises(ValueError, match="hidden_act='silu' is not supported in a plain MLP; supported: 'relu2'"):
         make_mlp("silu")

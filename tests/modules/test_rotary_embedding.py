@@ -64,9 +64,7 @@ def test_table_equals_transformers(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "limit"), [("dynamic", 256), ("longrope", 64)])
 def test_frequencies_that_would_change_are_refused(name: str, limit: int) -> None:
-    message = (
-        f"rope type '{name}' changes its frequencies beyond {limit} positions.*at most {limit} .it is 257"
-    )
+    message = f"rope type '{name}' changes its frequencies beyond {limit} positions.*at most {limit} .it is 257"
     with pytest.raises(ValueError, match=message):
         RotaryEmbedding(config=make_config(ROPES[name]), max_positions=257, device=CPU)
 

@@ -6,9 +6,7 @@ from tensorrt_lora.attention_backend.interface import AttentionBackend, Attentio
 from tensorrt_lora.kernels.paged_attention import write_kv_cache
 
 
-def write_and_attend(
-    backend: AttentionBackend, qkv: tuple[Tensor, ...], metadata: AttentionMetadata
-) -> Tensor:
+def write_and_attend(backend: AttentionBackend, qkv: tuple[Tensor, ...], metadata: AttentionMetadata) -> Tensor:
     """Attention of finished q, k and v [T, heads * D], whose keys and values go to `metadata.cache_slots`."""
     q, k, v = qkv
     key, value = (x.unflatten(-1, (-1, backend.head_dim)) for x in (k, v))

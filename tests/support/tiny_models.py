@@ -126,9 +126,7 @@ def _randomize(
 def make_tiny_tokenizer() -> PreTrainedTokenizerFast:
     """One token for each byte (ids 0 to 255), three special tokens (256 to 258), a ChatML template."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(
-        models.BPE(vocab={character: index for index, character in enumerate(alphabet)}, merges=[])
-    )
+    tokenizer = Tokenizer(models.BPE(vocab={character: index for index, character in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in (ENDOFTEXT, IM_START, IM_END)])
