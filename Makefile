@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-# A plain CPU build where pip finds one; elsewhere: make setup TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
+# A plain CPU build where pip finds one; elsewhere name an index of CPU builds: make setup TORCH="torch==2.13.0 --index-url URL"
 TORCH ?= torch==2.13.0
 
 .DEFAULT_GOAL := help
