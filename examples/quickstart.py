@@ -18,5 +18,5 @@ def main() -> None:
         print()
 
 
-if __name__ == "__main__":  # The engine runs in a process of its own, which imports this file again.
+if __name__ == "__main__":
     main()
