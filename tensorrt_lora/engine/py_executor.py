@@ -72,6 +72,7 @@ class PyExecutor:
         loaded: the model that `load_model` gave for the same `args`; None loads it here.
         engine: made for the same `args` and `loaded`; None makes it here.
         read_adapter: where adapters come from; None reads PEFT directories. Raises AdapterError.
+        run_ahead: queue a step before the last one's tokens are known; None does so where there are CUDA graphs.
 
     Raises:
         ValueError: the arguments, the checkpoint and the device do not fit together.

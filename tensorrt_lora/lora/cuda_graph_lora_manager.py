@@ -64,6 +64,8 @@ class CudaGraphLoraManager:
         self.sites: dict[str, LoraSite] = {
             site.hf_name: site for layer in placed for site in layer.sites() if site.module_type in allowed
         }
+        # Logits then need the metadata of their own rows.
+        self.adapts_head = any(site.module_type is LoraModuleType.LM_HEAD for site in self.sites.values())
         layers = {
             layer.layer.key(layer.layer_idx): layer.layer.shape
             for layer in placed
@@ -98,11 +100,6 @@ class CudaGraphLoraManager:
             len(layers),
             "beside the base" if self._aux_stream else "after the base",
         )
-
-    @property
-    def adapts_head(self) -> bool:
-        """Whether the head is a site: logits then need the metadata of their own rows."""
-        return any(site.module_type is LoraModuleType.LM_HEAD for site in self.sites.values())
 
     def graph_plan(self, adapters: Sequence[LoraAdapter | None]) -> LoraPlan | None:
         """The plan whose captured graph a decode batch replays; None is the graph without LoRA."""
