@@ -8,7 +8,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tensorrt_lora.adapters.adapter_error import AdapterError
     from tensorrt_lora.adapters.adapter_report import AdapterReport
+    from tensorrt_lora.adapters.adapter_status import AdapterStatus
     from tensorrt_lora.config.cuda_graph_config import CudaGraphConfig
     from tensorrt_lora.config.kv_cache_config import KvCacheConfig
     from tensorrt_lora.config.llm_args import TorchLlmArgs
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from tensorrt_lora.config.peft_cache_config import PeftCacheConfig
     from tensorrt_lora.config.quant_config import QuantConfig
     from tensorrt_lora.config.scheduler_config import SchedulerConfig
+    from tensorrt_lora.engine.engine_stats import EngineStats
     from tensorrt_lora.llmapi.llm import LLM
     from tensorrt_lora.llmapi.request_output import CompletionOutput, RequestOutput
     from tensorrt_lora.lora_request import LoRARequest, WeightedLoRARequests
@@ -24,9 +27,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME: dict[str, str] = {
+    "AdapterError": "tensorrt_lora.adapters.adapter_error",
     "AdapterReport": "tensorrt_lora.adapters.adapter_report",
+    "AdapterStatus": "tensorrt_lora.adapters.adapter_status",
     "CompletionOutput": "tensorrt_lora.llmapi.request_output",
     "CudaGraphConfig": "tensorrt_lora.config.cuda_graph_config",
+    "EngineStats": "tensorrt_lora.engine.engine_stats",
     "KvCacheConfig": "tensorrt_lora.config.kv_cache_config",
     "LLM": "tensorrt_lora.llmapi.llm",
     "LoRARequest": "tensorrt_lora.lora_request",
@@ -43,9 +49,12 @@ _HOME: dict[str, str] = {
 
 __all__ = [
     "LLM",
+    "AdapterError",
     "AdapterReport",
+    "AdapterStatus",
     "CompletionOutput",
     "CudaGraphConfig",
+    "EngineStats",
     "KvCacheConfig",
     "LoRARequest",
     "Logprob",

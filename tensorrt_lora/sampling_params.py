@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from tensorrt_lora.config.guided_decoding_params import GuidedDecodingParams
 from tensorrt_lora.config.strict_base_model import StrictBaseModel
 
 
@@ -99,6 +100,11 @@ class SamplingParams(StrictBaseModel):
         description="The same for the tokens of the prompt; such a prompt takes nothing from the reuse cache.",
     )
     skip_special_tokens: bool = Field(default=True, description="Leave special tokens out of the returned text.")
+    guided_decoding: GuidedDecodingParams | None = Field(
+        default=None,
+        description="The form that the text must have; needs TorchLlmArgs.guided_decoding_backend. It ends where the "
+        "form is complete, or cut off at max_tokens.",
+    )
 
     @field_validator("stop")
     @classmethod
@@ -121,6 +127,8 @@ class SamplingParams(StrictBaseModel):
             raise ValueError(
                 f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}: lower it or raise max_tokens"
             )
+        if self.guided_decoding is not None and (self.min_tokens > 0 or self.ignore_eos):
+            raise ValueError("guided_decoding says when a sequence ends: leave out min_tokens and ignore_eos")
         if self.n > 1 and self.is_greedy:
             raise ValueError(f"n={self.n} with temperature=0 gives {self.n} equal answers: set temperature > 0 or n=1")
         return self

@@ -5,18 +5,28 @@ Owns the error that users see and the list that fills it. Every reader in this f
 """
 
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Literal, NoReturn
+
+AdapterErrorKind = Literal["bad_adapter", "id_conflict", "does_not_fit", "unloaded", "failed"]
+"""What a program can do about it: another adapter, another id, more room, load it again, or a look at the log."""
 
 
 class AdapterError(ValueError):
-    """An adapter that cannot be used: its name and path, then every problem with its fix."""
+    """An adapter that cannot be used: its name and path, then every problem with its fix.
 
-    def __init__(self, name: str, path: str, problems: Sequence[str]) -> None:
-        # ValueError keeps all three in `args`, so that the error survives pickling between processes.
-        super().__init__(name, path, tuple(problems))
+    Attributes:
+        kind: "bad_adapter": its files are missing, damaged or not servable; "id_conflict": its id stands for another;
+            "does_not_fit": memory or slots are too small for it; "unloaded": its id was unloaded; "failed": the disk,
+            the memory or the program failed.
+    """
+
+    def __init__(self, name: str, path: str, problems: Sequence[str], kind: AdapterErrorKind = "bad_adapter") -> None:
+        # ValueError keeps all of them in `args`, so that the error survives pickling between processes.
+        super().__init__(name, path, tuple(problems), kind)
         self.name = name
         self.path = path
         self.problems = tuple(problems)
+        self.kind = kind
 
     def __str__(self) -> str:
         head = f"adapter {self.name!r} ({self.path}): "

@@ -25,6 +25,7 @@ class AdapterHandle:
 
     Attributes:
         adapter_id: `COMBINED_ID` for a combination.
+        path: where it was read from, as the first request for it said.
         parts: ids and weights of a combination; () for a single adapter.
         key: identity for slots and the prefix cache.
         num_pages: pages of 16 rank rows that a slot needs. Like the key it is asked for in every step, so it is kept.
@@ -34,6 +35,7 @@ class AdapterHandle:
     name: str
     weights: AdapterWeights
     parts: tuple[tuple[int, float], ...] = ()
+    path: str = ""
     key: AdapterKey = field(init=False)
     num_pages: int = field(init=False)
 
@@ -45,8 +47,8 @@ class AdapterHandle:
     def create(cls, request: AdapterRequest, weights: AdapterWeights) -> "AdapterHandle":
         """The handle of what was loaded for `request`."""
         if isinstance(request, LoRARequest):
-            return cls(request.lora_int_id, request.lora_name, weights)
-        return cls(COMBINED_ID, request.name, weights, _parts(request))
+            return cls(request.lora_int_id, request.lora_name, weights, path=request.path)
+        return cls(COMBINED_ID, request.name, weights, _parts(request), request.path)
 
     @property
     def source(self) -> AdapterSource:
@@ -70,7 +72,7 @@ class AdapterHandle:
                 f"it takes {self.host_bytes} bytes of host memory, but peft_cache_config.host_cache_size is "
                 f"{max_bytes}; raise it to {self.host_bytes} or more"
             )
-            raise AdapterError(request.name, request.path, [problem])
+            raise AdapterError(request.name, request.path, [problem], "does_not_fit")
 
 
 def source_of(request: AdapterRequest) -> AdapterSource:

@@ -12,6 +12,7 @@ import torch
 
 from tensorrt_lora.adapters.adapter_error import AdapterProblems
 from tensorrt_lora.adapters.host_weights import HostBlock
+from tensorrt_lora.adapters.piecewise import pieces
 from tensorrt_lora.lora.adapter_weights import AdapterWeights, LoraModuleWeights, SiteKey
 from tensorrt_lora.lora_request import WeightedLoRARequests
 
@@ -78,8 +79,10 @@ def _stack(group: list[WeightedModule], block: HostBlock) -> LoraModuleWeights:
     start = 0
     for module, weight in group:
         rows = slice(start, start + module.rank)
-        a[rows].copy_(module.a.float() * (weight * module.scale))  # rounded once
-        b[rows].copy_(module.b)
+        for to, of in pieces(a[rows], module.a):
+            to.copy_(of.float() * (weight * module.scale))  # rounded once
+        for to, of in pieces(b[rows], module.b):
+            to.copy_(of)
         start = rows.stop
     return LoraModuleWeights(a, b, 1.0)
 

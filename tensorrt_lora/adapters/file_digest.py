@@ -11,6 +11,8 @@ import torch
 
 from tensorrt_lora.adapters.adapter_error import AdapterProblems
 
+_BYTES_AT_ONCE = 2**20  # hashed while they are still in the processor's cache
+
 
 class FileDigest:
     """Reads the files of one directory and hashes their names, sizes and contents in the order of the calls."""
@@ -18,10 +20,10 @@ class FileDigest:
     def __init__(self, directory: Path, problems: AdapterProblems) -> None:
         self._directory = directory
         self._problems = problems
-        self._digest = hashlib.blake2b(digest_size=16)
+        self._digest = hashlib.sha256()  # processors have instructions for it: five times as fast as BLAKE2
 
     def read(self, name: str, *, max_bytes: int | None = None) -> torch.Tensor:
-        """The whole file, [bytes] uint8, read and hashed without holding the interpreter lock.
+        """The whole file, [bytes] uint8, read and hashed in pieces, without holding the interpreter lock.
 
         Raises AdapterError for what is no file, too large, or changes meanwhile; OSError as the system does.
         """
@@ -34,14 +36,15 @@ class FileDigest:
                 self._problems.fail(f"{name} has {size} bytes, at most {max_bytes} are read; this is no such file")
             data = torch.empty(size, dtype=torch.uint8)
             view = data.numpy().data
+            self._digest.update(f"{name}\0{size}\0".encode())
             done = 0
-            while done < len(view) and (count := file.readinto(view[done:])):
+            while done < size and (count := file.readinto(view[done : done + _BYTES_AT_ONCE])):
+                self._digest.update(view[done : done + count])
                 done += count
-        if done < len(view):
+        if done < size:
             self._problems.fail(f"{name} became shorter while it was read; try again when it is written")
-        self._digest.update(f"{name}\0{len(view)}\0".encode())
-        self._digest.update(view)
         return data
 
     def hexdigest(self) -> str:
-        return self._digest.hexdigest()
+        """128 bits of it."""
+        return self._digest.hexdigest()[:32]

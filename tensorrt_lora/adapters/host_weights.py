@@ -10,26 +10,38 @@ import torch
 
 from tensorrt_lora.adapters.adapter_error import AdapterProblems
 from tensorrt_lora.adapters.bound_module import BoundModule, FileTensor
+from tensorrt_lora.adapters.piecewise import copy_finite
 from tensorrt_lora.lora.adapter_weights import LoraModuleWeights, SiteKey
+
+_SEGMENT_BYTES = 2**25
 
 
 class HostBlock:
-    """One allocation that tensors are copied into one after another: pinning costs per call, not per byte."""
+    """Memory that tensors are copied into one after another.
+
+    Of a few large segments: pinning costs per call, but one call for hundreds of megabytes keeps the device's driver
+    from everybody else. Segments of one size can be used again for the next adapter.
+    """
 
     def __init__(self, num_values: int, *, dtype: torch.dtype, pin_memory: bool) -> None:
-        self._values = torch.empty(num_values, dtype=dtype, pin_memory=pin_memory)
+        self._dtype = dtype
+        self._pin_memory = pin_memory
+        self._num_left = num_values
+        self._segment = torch.empty(0, dtype=dtype)
         self._used = 0
 
     def take(self, *shape: int) -> torch.Tensor:
         """The next free part of the block, uninitialised."""
         count = torch.Size(shape).numel()
-        part = self._values[self._used : self._used + count].view(shape)
+        assert count <= self._num_left, "more was taken than the block was made for"
+        if self._used + count > len(self._segment):
+            size = max(count, min(self._num_left, _SEGMENT_BYTES // self._dtype.itemsize))
+            self._segment = torch.empty(size, dtype=self._dtype, pin_memory=self._pin_memory)
+            self._used = 0
+        part = self._segment[self._used : self._used + count].view(shape)
         self._used += count
+        self._num_left -= count
         return part
-
-    def copy(self, source: torch.Tensor) -> torch.Tensor:
-        """A contiguous copy of `source` in the block's dtype."""
-        return self.take(*source.shape).copy_(source)
 
 
 def make_host_weights(
@@ -78,16 +90,13 @@ class _Copier:
         }
 
     def _copy(self, tensor: FileTensor) -> torch.Tensor:
-        copy = self._block.copy(tensor.values)
-        self._check(tensor, copy)
+        [copy] = self._copy_all(tensor, [tensor.values], self._block)
         return copy
 
     def _copy_b(self, module: BoundModule, sizes: list[int]) -> list[torch.Tensor]:
         if module.lora_b is None:
             return [self._block.take(0, size) for size in sizes]
-        copies = [self._block.copy(part.t()) for part in module.lora_b.values.split(sizes)]
-        self._check(module.lora_b, *copies)
-        return copies
+        return self._copy_all(module.lora_b, [part.t() for part in module.lora_b.values.split(sizes)], self._block)
 
     def _copy_parts(
         self, tensor: FileTensor | None, sizes: list[int], *, scale: float = 1.0, block: HostBlock | None = None
@@ -97,15 +106,18 @@ class _Copier:
             return [None] * len(sizes)
         # In the precision that PEFT's own product has, and rounded once.
         values = tensor.values if scale == 1.0 else tensor.values.float() * scale
-        copies = [(block or self._block).copy(part) for part in values.split(sizes)]
-        self._check(tensor, *copies)
-        return list(copies)
+        return [*self._copy_all(tensor, values.split(sizes), block or self._block)]
 
-    def _check(self, tensor: FileTensor, *copies: torch.Tensor) -> None:
-        if all(torch.isfinite(copy).all() for copy in copies):
-            return
+    def _copy_all(self, tensor: FileTensor, sources: Sequence[torch.Tensor], block: HostBlock) -> list[torch.Tensor]:
+        """Contiguous copies of parts of a tensor; what is wrong with their values goes to `problems`."""
+        copies = [block.take(*source.shape) for source in sources]
+        finite = [copy_finite(copy, source) for copy, source in zip(copies, sources, strict=True)]
+        if not all(finite):
+            self._report(tensor, copies[0].dtype)
+        return copies
+
+    def _report(self, tensor: FileTensor, dtype: torch.dtype) -> None:
         if torch.isfinite(tensor.values.double()).all():
-            dtype = copies[0].dtype
             self._problems.add(f"tensor {tensor.key}: values too large for {dtype}; serve the model in float32")
         else:
             self._problems.add(

@@ -44,17 +44,15 @@ class NameMatcher:
     def _run(self, pattern: str, name: str, *, whole: bool) -> "regex.Match[str] | None":
         compiled = _compile(pattern)
         run = compiled.fullmatch if whole else compiled.match
-        start = time.thread_time()
-        try:
-            if self._left > 0:
-                try:
-                    return run(name, timeout=_SLICE_SECONDS)
-                except TimeoutError:
-                    return run(name, timeout=self._left, concurrent=True)
-        except TimeoutError:
-            pass
-        finally:
-            self._left -= time.thread_time() - start
+        is_first = True
+        while self._left > 0:
+            start = time.thread_time()
+            try:
+                return run(name, timeout=_SLICE_SECONDS if is_first else self._left, concurrent=not is_first)
+            except TimeoutError:  # by the time of all threads of the process together; only this one's counts
+                is_first = False
+            finally:
+                self._left -= time.thread_time() - start
         raise SlowPatternError(
             f"the pattern {_shorten(pattern)} takes too long to match names like {_shorten(name)}: it can match in "
             "very many ways; simplify it"

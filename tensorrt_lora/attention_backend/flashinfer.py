@@ -1,7 +1,10 @@
 """Attention through FlashInfer 0.6: bfloat16, head size 128, any head group, eager or in a CUDA graph.
 
-A layer of a decode step is two kernels: attend, merge split results. Contexts have a kernel of their own
-(FlashAttention 3 on Hopper, which never splits). Plans are made once a step for all layers.
+A layer of a decode step is two kernels: attend, merge split results. Contexts of eager steps have a kernel of their
+own (FlashAttention 3 on Hopper, which never splits). Plans are made once a step for all layers. From Hopper on
+FlashInfer launches its FlashAttention 2 kernels before their predecessor has finished, unless told otherwise: they wait
+before they read a query, key or value. Plans and page tables are read before that; they are copied before the step's
+first kernel starts.
 """
 
 from typing import TYPE_CHECKING, ClassVar
@@ -9,7 +12,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import torch
 
+from tensorrt_lora.attention_backend.flashinfer_prefill_graph import FlashInferPrefillGraphMetadata
 from tensorrt_lora.attention_backend.flashinfer_workspace import FlashInferWorkspace, StepArrays
+from tensorrt_lora.attention_backend.host_arrays import pinned_int32
 from tensorrt_lora.attention_backend.interface import AttentionBackend, AttentionBatch, AttentionMetadata
 from tensorrt_lora.attention_backend.planning_turns import PlanningTurns
 
@@ -32,8 +37,8 @@ def flashinfer_unsupported_reason(dtype: torch.dtype, head_dim: int) -> str | No
 class FlashInferAttentionMetadata(AttentionMetadata):
     """Page tables and plans of one step.
 
-    For a graph, `max_num_requests` is its batch size; smaller batches are filled up with rows of length 1 on
-    page 0.
+    For a graph of decode rows, `max_num_requests` is its batch size; smaller batches are filled up with rows of
+    length 1 on page 0.
 
     Bit-equality of eager and captured steps: a plan's split of the KV is a function of the batch size, the
     lengths and the number of SMs, the same with and without a graph, so equal batches (padding rows included)
@@ -98,6 +103,17 @@ class FlashInferAttentionMetadata(AttentionMetadata):
             workspace=self._workspace,
         )
 
+    def create_prefill_graph_metadata(self, num_tokens: int, num_requests: int) -> FlashInferPrefillGraphMetadata:
+        """The same for the graph of steps with a prefill; the largest one sets the size of the common scratch."""
+        assert num_tokens <= self.max_num_tokens and num_requests <= self.max_num_requests + 1
+        return FlashInferPrefillGraphMetadata(
+            kv_cache=self.kv_cache,
+            num_heads=self.num_heads,
+            max_num_requests=num_requests,
+            max_num_tokens=num_tokens,
+            workspace=self._workspace,
+        )
+
     def prepare(self, batch: AttentionBatch) -> None:
         if self.use_cuda_graph:
             batch = _fill_up(batch, self.max_num_requests)
@@ -124,17 +140,15 @@ class FlashInferAttentionMetadata(AttentionMetadata):
             self._decode.planned.run(q[split:], kv_cache, out=output[split:])
 
     def _plan_eager(self, batch: AttentionBatch, host: StepArrays[np.ndarray]) -> None:
-        # The wrappers copy these to the device themselves. Page-locked memory from torch's allocator is not
-        # reused before such a copy is over, so fresh tensors need no further care.
-        indptr = torch.from_numpy(host.indptr).pin_memory()
-        last_page_len = torch.from_numpy(host.last_page_len).pin_memory()
         contexts = self._num_contexts
+        query_indptr, indptr, last_page_len, kv_lens = pinned_int32(
+            np.cumsum([0, *batch.query_lens[:contexts]]), host.indptr, host.last_page_len, batch.kv_lens
+        )
         if contexts > 0:
             assert self._prefill is not None
-            query_indptr = np.cumsum([0, *batch.query_lens[:contexts]], dtype=np.int32)
             with self._prefill.next() as prefill:
                 prefill.plan(
-                    torch.from_numpy(query_indptr).pin_memory(),
+                    query_indptr,
                     indptr[: contexts + 1],
                     self._step.page_ids,
                     last_page_len[:contexts],
@@ -144,6 +158,8 @@ class FlashInferAttentionMetadata(AttentionMetadata):
                     self.page_size,
                     causal=True,
                     q_data_type=self.kv_cache.dtype,
+                    seq_lens=kv_lens[:contexts],
+                    max_token_per_sequence=max(batch.query_lens),
                 )
         if contexts < batch.num_requests:
             with self._decode.next() as decode:
@@ -156,6 +172,7 @@ class FlashInferAttentionMetadata(AttentionMetadata):
                     self.head_dim,
                     self.page_size,
                     q_data_type=self.kv_cache.dtype,
+                    seq_lens=kv_lens[contexts:],
                 )
 
     def _plan_graph(self, host: StepArrays[np.ndarray]) -> None:
@@ -191,7 +208,7 @@ class FlashInferAttentionMetadata(AttentionMetadata):
             paged_kv_indices_buffer=self._step.page_ids if self.use_cuda_graph else None,
             paged_kv_last_page_len_buffer=self._step.last_page_len if self.use_cuda_graph else None,
         )
-        wrapper.reset_workspace_buffer(self._workspace.float_buffer, self._workspace.decode_plan_buffer)
+        wrapper.reset_workspace_buffer(self._workspace.float_buffer, self._workspace.plan_buffer)
         if self.use_cuda_graph:
             self._load_decode_kernels(wrapper)
         return wrapper
@@ -230,7 +247,7 @@ class FlashInferAttention(AttentionBackend):
     supports_cuda_graph: ClassVar[bool] = True
 
     def forward(self, q: torch.Tensor, metadata: AttentionMetadata) -> torch.Tensor:
-        assert isinstance(metadata, FlashInferAttentionMetadata)
+        assert isinstance(metadata, FlashInferAttentionMetadata | FlashInferPrefillGraphMetadata)
         num_tokens = q.shape[0]
         assert num_tokens == metadata.num_tokens, f"{num_tokens} rows, prepared for {metadata.num_tokens}"
         query = q.view(num_tokens, self.num_heads, self.head_dim)

@@ -20,8 +20,8 @@ Array = TypeVar("Array", np.ndarray, torch.Tensor)
 
 _ALIGNMENT = 4  # int32 values: arrays in the step buffer begin on 16 bytes
 _RECOMMENDED_FLOAT_BYTES = 128 * 2**20
-_DECODE_PLAN_BYTES = 2**20  # a plan takes about 13 bytes per tile and 8 per request: far below
-_PREFILL_TILE = 128
+_PLAN_BYTES = 2**20  # a plan takes about 13 bytes per tile, 8 per request and 4 per row: far below
+_PREFILL_TILE = 128  # the largest
 
 
 @dataclass(slots=True)
@@ -76,7 +76,10 @@ class StepBuffer:
         return split_step(self._buffer, num_tokens, num_requests)
 
     def write(self, batch: AttentionBatch, page_size: int) -> StepArrays[np.ndarray]:
-        """Fill the buffer in stream order, without waiting, and return the same arrays on the host."""
+        """Fill the buffer in stream order, without waiting, and return the same arrays on the host.
+
+        Requests of no tokens, which only fill up a graph, have no pages.
+        """
         num_pages = [-(-kv_len // page_size) for kv_len in batch.kv_lens]
         num_page_ids = sum(num_pages)
         host = np.zeros(step_size(batch.num_tokens, batch.num_requests, num_page_ids), dtype=np.int32)
@@ -100,7 +103,7 @@ class FlashInferWorkspace:
 
     def __init__(self, *, kv_cache: torch.Tensor, num_heads: int, max_num_requests: int, max_num_tokens: int) -> None:
         device = kv_cache.device
-        _, num_pages, _, _, num_kv_heads, head_dim = kv_cache.shape
+        _, num_pages, _, page_size, num_kv_heads, head_dim = kv_cache.shape
         float_bytes = float_workspace_bytes(
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
@@ -109,13 +112,19 @@ class FlashInferWorkspace:
             num_sms=torch.cuda.get_device_properties(device).multi_processor_count,
         )
         self.float_buffer = torch.zeros(float_bytes, dtype=torch.uint8, device=device)
-        self.decode_plan_buffer = torch.empty(_DECODE_PLAN_BYTES, dtype=torch.uint8, device=device)
+        self.plan_buffer = torch.empty(_PLAN_BYTES, dtype=torch.uint8, device=device)
         self.step = StepBuffer(
             max_num_tokens=max_num_tokens,
-            max_num_requests=max_num_requests,
-            max_page_ids=max_num_requests * num_pages,
+            # A graph may have one request more, which owns the rows of padding.
+            max_num_requests=max_num_requests + 1,
+            max_page_ids=max_num_requests * num_pages + -(-max_num_tokens // page_size),
             device=device,
         )
+
+    def grow(self, float_bytes: int) -> None:
+        """Have `float_buffer` hold that much from now on; what was made before keeps the buffer that it has."""
+        if self.float_buffer.numel() < float_bytes:
+            self.float_buffer = torch.zeros(float_bytes, dtype=torch.uint8, device=self.float_buffer.device)
 
 
 def float_workspace_bytes(
@@ -129,8 +138,30 @@ def float_workspace_bytes(
     """
     group = num_heads // num_kv_heads
     split_tiles = 2 * num_sms // num_kv_heads
-    decode_tile = 16 if group <= 16 else 64 if group <= 64 else _PREFILL_TILE
+    decode_tile = _query_tile(group)
     decode_tiles = max(split_tiles, -(-max_num_requests * group // decode_tile) + max_num_requests - 1)
     rows = max(decode_tiles * decode_tile, split_tiles * _PREFILL_TILE)
+    return max(_RECOMMENDED_FLOAT_BYTES, _scratch_bytes(num_heads, rows, head_dim))
+
+
+def prefill_graph_bytes(
+    *, num_heads: int, num_kv_heads: int, head_dim: int, num_tokens: int, num_requests: int, num_sms: int
+) -> int:
+    """The same for a graph of `num_tokens` rows that belong to `num_requests` requests, in any proportion.
+
+    Its tiles are as high as the longest request needs, had all others one row.
+    """
+    group = num_heads // num_kv_heads
+    tile = _query_tile((num_tokens - num_requests + 1) * group)
+    tiles = max(2 * num_sms // num_kv_heads, -(-num_tokens * group // tile) + num_requests - 1)
+    return _scratch_bytes(num_heads, tiles * tile, head_dim)
+
+
+def _query_tile(rows: int) -> int:
+    """FlashInfer's `FA2DetermineCtaTileQ`: tile height for `rows` rows, those of a head group side by side."""
+    return 16 if rows <= 16 else 64 if rows <= 64 else _PREFILL_TILE
+
+
+def _scratch_bytes(num_heads: int, rows: int, head_dim: int) -> int:
     alignment = 2 * 16
-    return max(_RECOMMENDED_FLOAT_BYTES, num_heads * rows * (head_dim + 1) * 4 + alignment)
+    return num_heads * rows * (head_dim + 1) * 4 + alignment

@@ -20,7 +20,10 @@ import torch
 
 @dataclass(slots=True)
 class AttentionBatch:
-    """One step in host integers: contexts (prefill chunks) first, then generations of one token each."""
+    """One step in host integers: contexts (prefill chunks) first, then generations of one token each.
+
+    A generation may also be given as a context of one token.
+    """
 
     num_contexts: int
     query_lens: list[int]  # tokens of each request in this step
@@ -105,6 +108,14 @@ class AttentionMetadata(ABC):
         """Metadata for the captured graph of `batch_size` decode rows, beside this eager one.
 
         Only for backends with `supports_cuda_graph`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not run in CUDA graphs")
+
+    def create_prefill_graph_metadata(self, num_tokens: int, num_requests: int) -> "AttentionMetadata":
+        """Metadata for the captured graph of steps with a prefill, padded to `num_tokens` rows, beside this eager one.
+
+        Its `prepare` takes contexts only, at most `num_requests` of them, that have all rows together. Only for
+        backends with `supports_cuda_graph`; ask for the largest first.
         """
         raise NotImplementedError(f"{type(self).__name__} does not run in CUDA graphs")
 

@@ -3,9 +3,15 @@
 Owns the names in records and the LoRA plan behind each. Knows nothing of engines.
 """
 
+from collections.abc import Sequence
 from enum import Enum
+from typing import Final, Literal, TypeAlias
 
 from tensorrt_lora.lora.lora_plan import LoraPlan
+
+TUNED: Final = "tuned"
+BenchPlan: TypeAlias = LoraPlan | Literal["tuned"] | None
+"""One plan for all projections, what the engine's own table says of each, or a step without LoRA."""
 
 
 class BenchMode(Enum):
@@ -32,15 +38,27 @@ class BenchMode(Enum):
         return self not in (BenchMode.BASE, BenchMode.IDLE)
 
     @property
-    def candidates(self) -> tuple[LoraPlan | None, ...]:
-        """The plans that the mode may run with; None is a step without LoRA."""
+    def candidates(self) -> tuple[BenchPlan, ...]:
+        """The plans that the mode may run with."""
         return _CANDIDATES[self]
 
 
-_CANDIDATES: dict[BenchMode, tuple[LoraPlan | None, ...]] = {
+_CANDIDATES: dict[BenchMode, tuple[BenchPlan, ...]] = {
     BenchMode.BASE: (None,),
     BenchMode.IDLE: (None,),
     BenchMode.SEQUENTIAL: (LoraPlan.SEQUENTIAL,),
     BenchMode.OVERLAP: (LoraPlan.BOTH_BESIDE,),
-    BenchMode.BEST: tuple(LoraPlan),
+    BenchMode.BEST: (*LoraPlan, TUNED),
 }
+
+
+def plans_of(modes: Sequence[BenchMode]) -> tuple[BenchPlan, ...]:
+    """Every plan that some mode may run with, once."""
+    return tuple(dict.fromkeys(plan for mode in modes for plan in mode.candidates))
+
+
+def plan_name(plan: BenchPlan) -> str:
+    """As records name it."""
+    if isinstance(plan, LoraPlan):
+        return plan.value
+    return plan or "base only"

@@ -6,9 +6,9 @@ Owns how the step comes about: a batch is prefilled, some steps pass, the next i
 from pathlib import Path
 
 from tensorrt_lora.bench.bench_engine import BenchEngine
+from tensorrt_lora.bench.bench_mode import BenchPlan
 from tensorrt_lora.bench.kernel_trace import KernelRun, record_trace
 from tensorrt_lora.bench.workload import Workload
-from tensorrt_lora.lora.lora_plan import LoraPlan
 
 _STEPS_BEFORE = 8
 
@@ -16,7 +16,7 @@ _STEPS_BEFORE = 8
 def trace_decode_step(
     preset: str,
     workload: Workload,
-    plan: LoraPlan | None,
+    plan: BenchPlan,
     *,
     lora_rank: int,
     path: Path,
@@ -34,7 +34,7 @@ def trace_decode_step(
     Raises:
         ValueError: no CUDA device, or an attention backend without graphs.
     """
-    engine = BenchEngine(preset, [workload], lora_rank=lora_rank, plans=(plan,), device="cuda", progress=progress)
+    engine = BenchEngine(preset, [workload], lora_ranks=[lora_rank], plans=(plan,), device="cuda", progress=progress)
     if not engine.engine.graph_runner.enabled:
         raise ValueError("a trace shows a captured step, but the attention of this engine cannot be captured")
     batch = engine.submit(workload, plan)

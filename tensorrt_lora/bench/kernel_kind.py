@@ -16,9 +16,10 @@ class KernelKind(Enum):
 
 # The first match wins: a LoRA kernel may have more in its name than that it is one.
 _PATTERNS: tuple[tuple[KernelKind, re.Pattern[str]], ...] = (
+    (KernelKind.PROJECTION, re.compile("lora_linear")),  # base and LoRA in one launch
     (KernelKind.LORA, re.compile("lora", re.IGNORECASE)),
     (KernelKind.ATTENTION, re.compile(r"attention|BatchDecode|BatchPrefill|MergeState|flash_fwd|fmha")),
-    (KernelKind.PROJECTION, re.compile(r"nvjet|gemm|gemv|cutlass|cublas|splitK|fp8_linear", re.IGNORECASE)),
+    (KernelKind.PROJECTION, re.compile(r"nvjet|gemm|gemv|cutlass|cublas|splitK|streamed_linear", re.IGNORECASE)),
     (KernelKind.ELEMENTWISE, re.compile(r"elementwise")),
 )
 

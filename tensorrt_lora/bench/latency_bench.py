@@ -4,25 +4,20 @@ Owns the order of measurements. All modes share weights, KV cache and adapter sl
 repeat, so that what drifts hits all of them.
 """
 
-import datetime
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tensorrt_lora.bench.bandwidth import measure_copy_bandwidth
 from tensorrt_lora.bench.batch_run import BatchTimes
 from tensorrt_lora.bench.bench_engine import BenchEngine
-from tensorrt_lora.bench.bench_mode import BenchMode
+from tensorrt_lora.bench.bench_header import describe_run
+from tensorrt_lora.bench.bench_mode import BenchMode, BenchPlan, plan_name, plans_of
+from tensorrt_lora.bench.bench_progress import bench_progress
 from tensorrt_lora.bench.byte_floor import ByteFloor
 from tensorrt_lora.bench.latency_options import LatencyOptions
 from tensorrt_lora.bench.latency_records import LatencyHeader, LatencyRecord, LatencyResult, median_tax
-from tensorrt_lora.bench.run_environment import hardware, versions
 from tensorrt_lora.bench.workload import Workload
-from tensorrt_lora.lora.lora_plan import LoraPlan
 from tensorrt_lora.utils.device import resolve_device
 
 _TRIAL_TOKENS = 33  # of each request in a trial: 32 decode steps tell plans apart, and most compilation is over
@@ -48,8 +43,8 @@ class LatencyBench:
         self._engine = BenchEngine(
             options.preset,
             options.workloads(),
-            lora_rank=options.lora_rank,
-            plans=tuple(_plans(options.modes)),
+            lora_ranks=options.adapter_ranks,
+            plans=plans_of(options.modes),
             device=options.device,
             max_num_tokens=options.max_num_tokens,
             seed=options.seed,
@@ -62,7 +57,7 @@ class LatencyBench:
         """Measure everything; `save` is called after each concurrency with what there is so far."""
         workloads = self._options.workloads()
         per_workload = len(self._options.modes) * self._options.repeats + 1
-        with _progress_bar(enabled=self._progress) as bar:
+        with bench_progress(enabled=self._progress) as bar:
             task = bar.add_task("Measuring", total=len(workloads) * per_workload, detail="")
             for workload in workloads:
                 for detail in self._measure(workload):
@@ -72,22 +67,15 @@ class LatencyBench:
         return self._result
 
     def _make_header(self, command: str, commit: str | None, start_up_seconds: float) -> LatencyHeader:
-        graphs = self._engine.engine.graph_runner
-        return LatencyHeader(
-            command=command,
-            commit=commit,
-            started=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            hardware=hardware(),
-            versions=versions(),
-            options=self._options.model_dump(mode="json"),
-            copy_bandwidth=self._bandwidth,
-            step_bytes=asdict(self._floor),
-            load_seconds=start_up_seconds - graphs.capture_seconds,
-            capture_seconds=graphs.capture_seconds,
-            graph_memory={
-                f"{key.batch_size} {_plan_name(key.plan)}": memory for key, memory in graphs.graph_memory.items()
-            },
+        run = describe_run(
+            "latency", self._options, self._engine, command=command, commit=commit, start_up_seconds=start_up_seconds
         )
+        sizes = {
+            "weights": self._floor.weights,
+            "kv_per_token": self._floor.kv_per_token,
+            "adapter": max(self._floor.adapters),
+        }
+        return LatencyHeader.of(run, copy_bandwidth=self._bandwidth, step_bytes=sizes)
 
     def _measure(self, workload: Workload) -> Iterator[str]:
         """All cells of one concurrency; yields a line of progress after each batch, and after the trials."""
@@ -109,14 +97,14 @@ class LatencyBench:
             mode.value: statistics.median(batch.host_ms_per_step for batch in times[mode]) for mode in modes
         }
         if BenchMode.BEST in modes:
-            header.best_plan[workload.concurrency] = _plan_name(plans[BenchMode.BEST])
+            header.best_plan[workload.concurrency] = plan_name(plans[BenchMode.BEST])
 
-    def _choose_plans(self, workload: Workload) -> dict[BenchMode, LoraPlan | None]:
+    def _choose_plans(self, workload: Workload) -> dict[BenchMode, BenchPlan]:
         """The plan of each mode, by a short batch with every plan; these also load adapters and compile kernels."""
         tokens = min(workload.osl, _TRIAL_TOKENS)
         trials = {
             plan: self._engine.submit(workload, plan, num_tokens=tokens).finish().ms_per_token
-            for plan in _plans(self._options.modes)
+            for plan in plans_of(self._options.modes)
         }
         return {mode: min(mode.candidates, key=lambda plan: trials[plan]) for mode in self._options.modes}
 
@@ -125,6 +113,7 @@ class LatencyBench:
     ) -> LatencyRecord:
         e2e = [batch.e2e_s for batch in times]
         ms_per_token = statistics.median(batch.ms_per_token for batch in times)
+        ranks = tuple(self._engine.adapter_ranks[adapter] for adapter in sorted(set(workload.adapter_ids())))
         floor = self._floor.milliseconds(workload, self._bandwidth, with_adapters=mode.uses_adapters)
         return LatencyRecord(
             bench="latency",
@@ -132,8 +121,8 @@ class LatencyBench:
             isl=workload.isl,
             osl=workload.osl,
             concurrency=workload.concurrency,
-            rank=self._options.lora_rank,
-            adapters=workload.num_adapters,
+            rank=max(ranks),
+            adapters=len(ranks),
             mix=workload.mix,
             mode=mode.value,
             e2e_s=statistics.median(e2e),
@@ -144,25 +133,6 @@ class LatencyBench:
             floor_ms=floor,
             floor_fraction=floor / ms_per_token,
             spread=(min(e2e), max(e2e)),
+            ranks=ranks,
+            adapter_bytes=self._floor.adapter_bytes(workload),
         )
-
-
-def _plans(modes: tuple[BenchMode, ...]) -> list[LoraPlan | None]:
-    """Every plan that some mode may run with, once."""
-    return list(dict.fromkeys(plan for mode in modes for plan in mode.candidates))
-
-
-def _plan_name(plan: LoraPlan | None) -> str:
-    return "base only" if plan is None else plan.value
-
-
-def _progress_bar(*, enabled: bool) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[detail]}"),
-        console=Console(stderr=True),
-        disable=not enabled,
-    )

@@ -4,15 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tensorrt_lora.bench.bench_mode import BenchMode
-from tensorrt_lora.bench.latency_records import LatencyRecord, LatencyResult
-
-_COLORS = {
-    BenchMode.BASE.value: "#222222",
-    BenchMode.IDLE.value: "#8c8c8c",
-    BenchMode.SEQUENTIAL.value: "#d1495b",
-    BenchMode.OVERLAP.value: "#edae49",
-    BenchMode.BEST.value: "#00798c",
-}
+from tensorrt_lora.bench.latency_records import LatencyRecord, LatencyResult, rank_text
+from tensorrt_lora.bench.mode_colors import MODE_COLORS
 
 
 def save_latency_figure(result: LatencyResult, path: Path) -> None:
@@ -26,7 +19,7 @@ def save_latency_figure(result: LatencyResult, path: Path) -> None:
     for mode in modes:
         records = [record for record in result.records if record.mode == mode]
         sizes = [str(record.concurrency) for record in records]
-        color = _COLORS[mode]
+        color = MODE_COLORS[mode]
         latency.plot(sizes, [record.ms_per_token for record in records], "o-", color=color, label=mode)
         taxes = [record.lora_tax for record in records]
         if mode != BenchMode.BASE.value and None not in taxes:
@@ -42,8 +35,8 @@ def save_latency_figure(result: LatencyResult, path: Path) -> None:
     figure.legend(*latency.get_legend_handles_labels(), loc="outside lower center", ncols=7)
     device = result.header.hardware.get("name", result.header.hardware["device"])
     figure.suptitle(
-        f"{options['preset']} on {device}: {options['isl']} tokens in, {options['osl']} out, rank "
-        f"{options['lora_rank']}, {options['mix']} adapters"
+        f"{options['preset']} on {device}: {options['isl']} tokens in, {options['osl']} out, "
+        f"{options['mix']} adapters of rank {rank_text(options)}"
     )
     figure.savefig(path)
 

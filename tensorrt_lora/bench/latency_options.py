@@ -23,6 +23,9 @@ class LatencyOptions(StrictBaseModel):
         default=(1, 8, 64), min_length=1, description="Batch sizes, in requests submitted at once."
     )
     lora_rank: int = Field(default=32, ge=1, description="Rank of every adapter, on all seven projections.")
+    lora_ranks: tuple[int, ...] | None = Field(
+        default=None, min_length=1, description="Ranks of the adapters in turn; None gives all of them lora_rank."
+    )
     adapters: int | None = Field(
         default=None, ge=1, description="Most distinct adapters in a batch; None leaves it to the mix."
     )
@@ -47,10 +50,22 @@ class LatencyOptions(StrictBaseModel):
             raise ValueError(f"concurrency holds {min(sizes)}: a batch has at least one request")
         return tuple(sorted(set(sizes)))
 
+    @field_validator("lora_ranks")
+    @classmethod
+    def _check_lora_ranks(cls, ranks: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if ranks is not None and min(ranks) < 1:
+            raise ValueError(f"lora_ranks holds {min(ranks)}: a rank is at least 1")
+        return ranks
+
     @field_validator("modes")
     @classmethod
     def _check_modes(cls, modes: tuple[BenchMode, ...]) -> tuple[BenchMode, ...]:
         return tuple(mode for mode in BenchMode if mode in modes)
+
+    @property
+    def adapter_ranks(self) -> tuple[int, ...]:
+        """Ranks that adapters have in turn."""
+        return self.lora_ranks or (self.lora_rank,)
 
     def workloads(self) -> list[Workload]:
         """The batch of each concurrency."""

@@ -4,13 +4,13 @@ Owns the names of the fields and the JSON-lines file. Filled by `LatencyBench`, 
 figure, and by whoever compares runs.
 """
 
-import json
 import statistics
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from tensorrt_lora.bench.batch_run import BatchTimes
+from tensorrt_lora.bench.bench_header import BenchHeader, write_json_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class LatencyRecord:
     """One cell: a concurrency in a mode. Times are medians over the repeats.
 
     Attributes:
-        rank: of every adapter.
+        rank: the largest of `ranks`.
         adapters: distinct adapters of the workload; modes without adapters have the same prompts.
         e2e_s: from the submission of the batch to its last token, seconds.
         ms_per_token: of a decode step, from the batch's `ttft_ms` on.
@@ -28,6 +28,8 @@ class LatencyRecord:
         floor_ms: the bytes of a decode step over the copy bandwidth.
         floor_fraction: `floor_ms` over `ms_per_token`; 1 is the floor.
         spread: least and largest `e2e_s`.
+        ranks: of the distinct adapters of the workload.
+        adapter_bytes: weights of these adapters, which a decode step with adapters reads once.
     """
 
     bench: str
@@ -47,35 +49,30 @@ class LatencyRecord:
     floor_ms: float
     floor_fraction: float
     spread: tuple[float, float]
+    ranks: tuple[int, ...]
+    adapter_bytes: int
 
 
 @dataclass(slots=True, kw_only=True)
-class LatencyHeader:
-    """The run: where, with what, and what came out once for all cells.
+class LatencyHeader(BenchHeader):
+    """The run, and what came out once for all cells.
 
     Attributes:
         copy_bandwidth: bytes per second, read and written.
-        step_bytes: of weights, of one token's keys and values, of one adapter.
-        graph_memory: bytes that each captured graph took, by batch size and plan.
+        step_bytes: of weights, of one token's keys and values, of one adapter (the largest).
         best_plan: the plan that mode best ran with, by concurrency.
         host_ms_per_step: host time of a decode step before the device has all its work, by concurrency and mode.
     """
 
-    record: str = field(default="header", init=False)
-    bench: str = field(default="latency", init=False)
-    command: str
-    commit: str | None
-    started: str  # ISO 8601, UTC
-    hardware: dict[str, str]
-    versions: dict[str, str]
-    options: dict[str, object]
     copy_bandwidth: float
     step_bytes: dict[str, int]
-    load_seconds: float
-    capture_seconds: float
-    graph_memory: dict[str, int]
     best_plan: dict[int, str] = field(default_factory=dict)
     host_ms_per_step: dict[int, dict[str, float]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, run: BenchHeader, *, copy_bandwidth: float, step_bytes: dict[str, int]) -> "LatencyHeader":
+        common = {entry.name: getattr(run, entry.name) for entry in fields(run) if entry.init}
+        return cls(**common, copy_bandwidth=copy_bandwidth, step_bytes=step_bytes)
 
 
 @dataclass(slots=True)
@@ -87,8 +84,7 @@ class LatencyResult:
 
     def write(self, path: Path) -> None:
         """JSON lines: the header, then the records."""
-        entries = [asdict(self.header), *(asdict(record) for record in self.records)]
-        path.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
+        write_json_lines(path, [asdict(self.header), *(asdict(record) for record in self.records)])
 
 
 def median_tax(times: Sequence[BatchTimes], base: Sequence[BatchTimes] | None) -> float | None:
@@ -96,3 +92,9 @@ def median_tax(times: Sequence[BatchTimes], base: Sequence[BatchTimes] | None) -
     if base is None:
         return None
     return statistics.median(ours.e2e_s / theirs.e2e_s for ours, theirs in zip(times, base, strict=True)) - 1
+
+
+def rank_text(options: Mapping[str, object]) -> str:
+    """The adapters' ranks in words, from a header's options."""
+    ranks = options.get("lora_ranks")
+    return ", ".join(map(str, ranks)) if isinstance(ranks, Sequence) else str(options["lora_rank"])

@@ -7,7 +7,7 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from tensorrt_lora.bench.bench_mode import BenchMode
-from tensorrt_lora.bench.latency_records import LatencyHeader, LatencyRecord, LatencyResult
+from tensorrt_lora.bench.latency_records import LatencyHeader, LatencyRecord, LatencyResult, rank_text
 
 # Heading, and whether the terminal's table has it too.
 _COLUMNS: dict[str, bool] = {
@@ -65,7 +65,7 @@ def write_markdown(result: LatencyResult, path: Path, *, figure: Path | None) ->
     lines = [
         f"# Latency of {options['preset']}",
         "",
-        f"{options['isl']} tokens in, {options['osl']} out, adapters of rank {options['lora_rank']} on all "
+        f"{options['isl']} tokens in, {options['osl']} out, adapters of rank {rank_text(options)} on all "
         f"projections ({options['mix']}), dummy weights, no prefix reuse, the engine's loop in the measuring process; "
         f"medians of {options['repeats']} batches, modes in turn.",
         "",
@@ -103,23 +103,16 @@ def _row(record: LatencyRecord, header: LatencyHeader) -> tuple[str, ...]:
 
 
 def _facts(header: LatencyHeader) -> Iterator[tuple[str, str]]:
-    yield "commit", header.commit or "unknown"
-    yield "started", header.started
-    yield "hardware", ", ".join(f"{name} {value}" for name, value in header.hardware.items())
-    yield "versions", ", ".join(f"{name} {value}" for name, value in header.versions.items())
+    yield from header.environment_facts()
     yield "copy bandwidth", f"{header.copy_bandwidth / 1e12:.3f} TB/s, bytes read and written"
     sizes = header.step_bytes
     yield (
         "bytes of a decode step",
-        f"weights {sizes['weights'] / 1e9:.3f} GB, each cached token {sizes['kv_per_token'] / 1e3:.1f} kB, each "
-        f"adapter {sizes['adapter'] / 1e6:.1f} MB",
+        f"weights {sizes['weights'] / 1e9:.3f} GB, each cached token {sizes['kv_per_token'] / 1e3:.1f} kB, "
+        f"{'each' if header.options.get('lora_ranks') is None else 'the largest'} adapter "
+        f"{sizes['adapter'] / 1e6:.1f} MB",
     )
-    yield "load", f"{header.load_seconds:.1f} s"
-    yield (
-        "CUDA graphs",
-        f"{len(header.graph_memory)}, {sum(header.graph_memory.values()) / 2**20:.0f} MiB, captured in "
-        f"{header.capture_seconds:.1f} s",
-    )
+    yield from header.start_up_facts()
     if header.best_plan:
         plans = ", ".join(f"{plan} at {concurrency}" for concurrency, plan in header.best_plan.items())
         yield "plan of mode best", plans

@@ -1,4 +1,7 @@
-"""The model engine with a clock: when the host had queued a step. Used by `BenchEngine` in place of the plain one."""
+"""The model engine with a clock: how many steps there were, and when the host had queued the last.
+
+Used by `BenchEngine` in place of the plain one.
+"""
 
 import time
 
@@ -8,11 +11,13 @@ from tensorrt_lora.engine.scheduled_requests import ScheduledRequests
 
 
 class TimedModelEngine(PyTorchModelEngine):
-    """Remembers the end of the host's part of the last forward, before anything waits for the device."""
+    """Counts forwards; remembers the end of the host's part of the last, before anything waits for the device."""
 
     queued_at = 0.0  # time.perf_counter() seconds
+    num_steps = 0
 
     def forward(self, scheduled: ScheduledRequests, in_flight: PendingSamples | None = None) -> StepOutput:
         output = super().forward(scheduled, in_flight)
         self.queued_at = time.perf_counter()
+        self.num_steps += 1
         return output

@@ -29,6 +29,12 @@ def latency(
     osl: Annotated[int, typer.Option(help="Tokens that each request generates.")] = 256,
     concurrency: Annotated[str, typer.Option(help="Batch sizes, with commas.")] = "1,8,64",
     lora_rank: Annotated[int, typer.Option(help="Rank of every adapter, on all projections.")] = 32,
+    lora_ranks: Annotated[
+        str | None,
+        typer.Option(
+            help="Ranks of the adapters in turn, with commas; all --lora-rank by default.", show_default=False
+        ),
+    ] = None,
     adapters: Annotated[
         int | None, typer.Option(help="Most distinct adapters in a batch; left to the mix by default.")
     ] = None,
@@ -54,8 +60,9 @@ def latency(
         preset=preset,
         isl=isl,
         osl=osl,
-        concurrency=parse_concurrency(concurrency),
+        concurrency=parse_numbers("--concurrency", concurrency),
         lora_rank=lora_rank,
+        lora_ranks=None if lora_ranks is None else parse_numbers("--lora-ranks", lora_ranks),
         adapters=adapters,
         mix=mix,
         modes=parse_modes(modes),
@@ -67,9 +74,7 @@ def latency(
     output.mkdir(parents=True, exist_ok=True)
     stem = output / f"latency-{preset}-{mix}"
     console = Console()
-    has_figure = importlib.util.find_spec("matplotlib") is not None
-    if not has_figure:
-        console.print("no figure will be drawn: pip install 'tensorrt_lora[bench]' for matplotlib", markup=False)
+    has_figure = can_draw(console)
 
     def save(result: LatencyResult) -> None:
         result.write(stem.with_name(f"{stem.name}.jsonl"))
@@ -86,12 +91,20 @@ def latency(
     console.print(f"wrote {stem.name}.jsonl, .md{', .png' if has_figure else ''} to {output}", highlight=False)
 
 
-def parse_concurrency(text: str) -> tuple[int, ...]:
-    """ "1,8,64" as numbers. Raises ValueError for anything else."""
+def can_draw(console: Console) -> bool:
+    """Whether there is matplotlib; says so where there is none."""
+    if importlib.util.find_spec("matplotlib") is not None:
+        return True
+    console.print("no figure will be drawn: pip install 'tensorrt_lora[bench]' for matplotlib", markup=False)
+    return False
+
+
+def parse_numbers(option: str, text: str) -> tuple[int, ...]:
+    """ "1,8,64" as numbers. Raises ValueError for anything else, naming the option."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError as error:
-        raise ValueError(f"--concurrency {text!r}: give batch sizes with commas, such as 1,8,64") from error
+        raise ValueError(f"{option} {text!r}: give numbers with commas, such as 1,8,64") from error
 
 
 def parse_modes(text: str) -> tuple[BenchMode, ...]:

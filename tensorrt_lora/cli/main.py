@@ -18,6 +18,9 @@ from tensorrt_lora.cli.generate import generate
 from tensorrt_lora.cli.info import info
 from tensorrt_lora.cli.kernels import kernels
 from tensorrt_lora.cli.manifest import manifest
+from tensorrt_lora.cli.prefill import prefill
+from tensorrt_lora.cli.serve import serve
+from tensorrt_lora.cli.throughput import throughput
 from tensorrt_lora.cli.trace import trace
 
 P = ParamSpec("P")
@@ -44,12 +47,12 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
-for _command in (generate, manifest, info, trace):
+for _command in (serve, generate, manifest, info, trace):
     app.command()(_with_user_errors(_command))
 
 _bench = typer.Typer(name="bench", help="How fast the engine is.", no_args_is_help=True)
-_bench.command()(_with_user_errors(latency))
-_bench.command()(_with_user_errors(kernels))
+for _measurement in (latency, prefill, throughput, kernels):
+    _bench.command()(_with_user_errors(_measurement))
 app.add_typer(_bench)
 
 _adapter = typer.Typer(name="adapter", help="Adapters, without an engine.", no_args_is_help=True)

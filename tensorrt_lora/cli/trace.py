@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
+from tensorrt_lora.bench.bench_mode import TUNED, BenchPlan
 from tensorrt_lora.bench.decode_trace import trace_decode_step
 from tensorrt_lora.bench.layer_window import layer_window
 from tensorrt_lora.bench.run_environment import commit as checkout_commit
@@ -30,8 +31,8 @@ def trace(
     preset: Annotated[str, typer.Option(help="Model shape and weights, such as qwen3-8b-bf16.")],
     concurrency: Annotated[int, typer.Option(min=1, help="Requests in the step.")] = 1,
     plan: Annotated[
-        Literal["base", "sequential", "shrink_beside", "both_beside"],
-        typer.Option(help="What runs beside the base; base has no adapters."),
+        Literal["base", "sequential", "shrink_beside", "both_beside", "fused", "tuned"],
+        typer.Option(help="How LoRA runs; tuned is what the engine chooses, base has no adapters."),
     ] = "both_beside",
     isl: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 256,
     lora_rank: Annotated[int, typer.Option(min=1, help="Rank of every adapter, on all projections.")] = 32,
@@ -56,7 +57,7 @@ def trace(
     kernels, num_layers = trace_decode_step(
         preset,
         workload,
-        None if plan == "base" else LoraPlan(plan),
+        _bench_plan(plan),
         lora_rank=lora_rank,
         path=output / f"{stem}.json",
         progress=True,
@@ -82,3 +83,9 @@ def trace(
     for line in summary_lines(kernels):
         console.print(line, highlight=False)
     console.print(f"wrote {stem}.json, .md{', .png' if figure is not None else ''} to {output}", highlight=False)
+
+
+def _bench_plan(name: str) -> BenchPlan:
+    if name == TUNED:
+        return TUNED
+    return None if name == "base" else LoraPlan(name)

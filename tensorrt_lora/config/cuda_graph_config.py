@@ -1,12 +1,18 @@
-"""Which decode batch sizes are captured as CUDA graphs.
+"""Which steps are captured as CUDA graphs: decode by batch size, small steps with a prefill by number of tokens.
 
 Owns the graph settings of one engine. Set by users as `TorchLlmArgs.cuda_graph_config`, read by the graph
 runner. Must not know whether there is a GPU.
 """
 
+from typing import Annotated
+
 from pydantic import Field, model_validator
 
 from tensorrt_lora.config.strict_base_model import StrictBaseModel
+
+# Up to some 200 tokens a step takes the time of its weights, beyond that every padding row costs: finer from there on.
+_PREFILL_BUCKETS = (16, 32, 64, 128, 192, 256, 384, 512)
+_LARGEST_PREFILL_BUCKET = 4096  # far beyond, launches hide behind the computation
 
 
 class CudaGraphConfig(StrictBaseModel):
@@ -24,6 +30,11 @@ class CudaGraphConfig(StrictBaseModel):
     enable_padding: bool = Field(
         default=True,
         description="Run a batch in the next larger captured size; False runs batches of other sizes without a graph.",
+    )
+    prefill_token_buckets: list[Annotated[int, Field(ge=1, le=_LARGEST_PREFILL_BUCKET)]] | None = Field(
+        default=None,
+        description="Step sizes, in tokens, to capture for steps with a prefill in them; None takes a spread up to "
+        "512, or nothing without padding; an empty list runs all steps with a prefill without a graph.",
     )
 
     @model_validator(mode="after")
@@ -46,6 +57,14 @@ class CudaGraphConfig(StrictBaseModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_prefill_token_buckets(self) -> "CudaGraphConfig":
+        buckets = self.prefill_token_buckets or []
+        if len(set(buckets)) != len(buckets):
+            repeated = next(size for size in buckets if buckets.count(size) > 1)
+            raise ValueError(f"prefill_token_buckets holds {repeated} more than once: remove the copies")
+        return self
+
     def resolve_batch_sizes(self, engine_max_batch_size: int) -> list[int]:
         """The batch sizes to capture, ascending, none above the engine's largest batch (requests)."""
         if self.batch_sizes is not None:
@@ -54,3 +73,12 @@ class CudaGraphConfig(StrictBaseModel):
         # Padding to a multiple of 8 wastes little; without padding, a missing size runs without a graph.
         sizes = [1, 2, 4, *range(8, largest, 8)] if self.enable_padding else list(range(1, largest))
         return [*(size for size in sizes if size < largest), largest]
+
+    def resolve_prefill_token_buckets(self, engine_max_num_tokens: int) -> list[int]:
+        """The step sizes with a prefill to capture, ascending, none above the engine's largest step (tokens)."""
+        if self.prefill_token_buckets is not None:
+            return sorted(self.prefill_token_buckets)
+        if not self.enable_padding:
+            return []
+        largest = min(_PREFILL_BUCKETS[-1], engine_max_num_tokens)
+        return [*(size for size in _PREFILL_BUCKETS if size < largest), largest]

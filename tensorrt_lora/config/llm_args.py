@@ -9,7 +9,6 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Annotated, Literal
 
-import yaml
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from tensorrt_lora.config.cuda_graph_config import CudaGraphConfig
@@ -20,6 +19,7 @@ from tensorrt_lora.config.quant_config import QuantConfig
 from tensorrt_lora.config.scheduler_config import SchedulerConfig
 from tensorrt_lora.config.strict_base_model import StrictBaseModel
 from tensorrt_lora.config.validation_message import describe_validation_error
+from tensorrt_lora.config.yaml_mapping import read_yaml_mapping
 
 
 def _path_as_str(value: object) -> object:
@@ -78,16 +78,26 @@ class TorchLlmArgs(StrictBaseModel):
     kv_cache_config: KvCacheConfig = Field(default_factory=KvCacheConfig, description="The paged KV cache.")
     cuda_graph_config: CudaGraphConfig | None = Field(
         default_factory=CudaGraphConfig,
-        description="CUDA graphs of decode steps; None runs every step without.",
+        description="CUDA graphs of decode steps and small prefills; None runs every step without.",
     )
     scheduler_config: SchedulerConfig = Field(default_factory=SchedulerConfig, description="The scheduler.")
     peft_cache_config: PeftCacheConfig = Field(
         default_factory=PeftCacheConfig, description="Memory that adapters may take."
     )
     lora_config: LoraConfig | None = Field(default=None, description="LoRA; None serves the base model alone.")
+    lora_plan_table: str | None = Field(
+        default=None,
+        description="A file of `tensorrt-lora tune`: which plan each projection runs with in CUDA graphs. None takes "
+        "the table that comes with the package for the device, and a rule where there is none.",
+    )
     quant_config: QuantConfig | None = Field(
         default=None,
         description="Quantise the projections of an unquantised model as it is loaded; None leaves it as it is.",
+    )
+    guided_decoding_backend: Literal["llguidance"] | None = Field(
+        default=None,
+        description="The library that keeps answers to a prescribed form, as SamplingParams.guided_decoding asks; None "
+        "refuses such requests.",
     )
     load_format: Literal["auto", "dummy"] = Field(
         default="auto",
@@ -152,6 +162,11 @@ class TorchLlmArgs(StrictBaseModel):
                 f"cuda_graph_config.batch_sizes holds {max(graphs.batch_sizes)}, more than "
                 f"max_batch_size={self.max_batch_size}: such a batch never runs, so remove it"
             )
+        if graphs.prefill_token_buckets and max(graphs.prefill_token_buckets) > self.max_num_tokens:
+            raise ValueError(
+                f"cuda_graph_config.prefill_token_buckets holds {max(graphs.prefill_token_buckets)}, more than "
+                f"max_num_tokens={self.max_num_tokens}: such a step never runs, so remove it"
+            )
         return self
 
     def resolve_max_seq_len(self, model_max_seq_len: int) -> int:
@@ -174,23 +189,8 @@ class TorchLlmArgs(StrictBaseModel):
 
         Raises ValueError that names the file, and the dotted field of every value that is wrong.
         """
-        file = Path(path)
-        try:
-            settings = yaml.safe_load(file.read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
-            raise ValueError(f"settings file {str(file)!r} does not exist") from error
-        except OSError as error:
-            raise ValueError(f"settings file {str(file)!r} cannot be read: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{file}: not UTF-8 text: {error}") from error
-        # The reader raises the last two for a date such as 2020-13-45, and for thousands of open brackets.
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise ValueError(f"{file}: not valid YAML: {error}") from error
-        if settings is None:
-            settings = {}
-        if not isinstance(settings, dict):
-            raise ValueError(f"{file}: expected a mapping of TorchLlmArgs fields, got {type(settings).__name__}")
+        settings = read_yaml_mapping(path, of="TorchLlmArgs")
         try:
             return cls.model_validate(settings | overrides)
         except ValidationError as error:
-            raise ValueError(f"{file}: {describe_validation_error(error)}") from error
+            raise ValueError(f"{Path(path)}: {describe_validation_error(error)}") from error

@@ -1,8 +1,8 @@
-"""Captures decode forwards as CUDA graphs at start-up, and replays them.
+"""Captures forwards as CUDA graphs at start-up, and replays them: decode steps, and small steps with a prefill.
 
 Called by `PyTorchModelEngine`, which brings the two callables that fill the static inputs and run the model.
-Knows of a model only that its forward returns one row per request; adapters change between replays without a
-word to this class.
+Knows of a model only that its forward returns as many rows as the key says; adapters change between replays
+without a word to this class.
 """
 
 import time
@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tensorrt_lora.config.cuda_graph_config import CudaGraphConfig
-from tensorrt_lora.lora.lora_plan import LoraPlan
+from tensorrt_lora.lora.lora_plans import LoraPlans
 from tensorrt_lora.utils.logger import logger
 from tensorrt_lora.utils.multi_stream_utils import with_multi_stream
 
@@ -26,14 +26,15 @@ _WARMUP_FORWARDS = 2  # the first compiles kernels and loads modules, the second
 class GraphKey:
     """What a graph was captured for. Whatever else a step's kernels come to depend on is a further field."""
 
-    batch_size: int  # rows, padding included
-    plan: LoraPlan | None  # how LoRA runs; None: no LoRA kernel in the graph
+    batch_size: int  # rows, padding included: requests of a decode step, tokens of one with a prefill
+    plan: LoraPlans | None  # how LoRA runs; None: no LoRA kernel in the graph
+    is_prefill: bool = False  # for a step with a prefill in it; its output is hidden states, else logits
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedGraph:
     graph: torch.cuda.CUDAGraph
-    output: torch.Tensor  # [batch_size, ...]: view of the runner's static output
+    output: torch.Tensor  # [batch_size, ...]: view of the static output of its kind of step
     memory: int  # bytes that the capture took
 
 
@@ -47,27 +48,40 @@ class CUDAGraphRunner:
     Args:
         config: None for no graphs.
         max_batch_size: largest batch of the engine, in requests.
+        max_num_tokens: its largest step, in tokens; 0 for no steps with a prefill.
     """
 
-    def __init__(self, config: CudaGraphConfig | None, max_batch_size: int, *, device: torch.device) -> None:
+    def __init__(
+        self, config: CudaGraphConfig | None, max_batch_size: int, max_num_tokens: int = 0, *, device: torch.device
+    ) -> None:
         self.enabled = config is not None and device.type == "cuda"
         self.batch_sizes: list[int] = []  # ascending
+        self.prefill_token_buckets: list[int] = []  # ascending
         self._enable_padding = False
         if config is not None and self.enabled:
             self.batch_sizes = config.resolve_batch_sizes(max_batch_size)
             self._enable_padding = config.enable_padding
+            if max_num_tokens > 0:
+                self.prefill_token_buckets = config.resolve_prefill_token_buckets(max_num_tokens)
         self._device = device
         self._graphs: dict[GraphKey, CapturedGraph] = {}
-        self._output: torch.Tensor | None = None
+        self._outputs: dict[bool, torch.Tensor] = {}  # by `GraphKey.is_prefill`
         self.capture_seconds = 0.0
+        self.num_replays = 0
 
     def padded_batch_size(self, batch_size: int) -> int | None:
         """The captured batch size that `batch_size` requests run in; None: run them eagerly."""
-        index = bisect_left(self.batch_sizes, batch_size)
-        if index == len(self.batch_sizes):
+        return self._padded(batch_size, self.batch_sizes)
+
+    def padded_num_tokens(self, num_tokens: int) -> int | None:
+        """The captured step size that a step of `num_tokens` with a prefill runs in; None: run it eagerly."""
+        return self._padded(num_tokens, self.prefill_token_buckets)
+
+    def _padded(self, rows: int, sizes: list[int]) -> int | None:
+        index = bisect_left(sizes, rows)
+        if index == len(sizes):
             return None
-        captured = self.batch_sizes[index]
-        return captured if captured == batch_size or self._enable_padding else None
+        return sizes[index] if sizes[index] == rows or self._enable_padding else None
 
     @property
     def graph_memory(self) -> dict[GraphKey, int]:
@@ -93,7 +107,8 @@ class CUDAGraphRunner:
             keys: in any order.
             prepare: fills the static inputs of a key; runs outside the capture, on the same stream.
             forward: from static inputs to [batch_size, ...]; must not wait for the device or copy from the
-                host. progress: show a progress bar on the error stream.
+                host.
+            progress: show a progress bar on the error stream.
         """
         assert self.enabled and not self._graphs, "capture is called once, on CUDA"
         start = time.perf_counter()
@@ -109,9 +124,10 @@ class CUDAGraphRunner:
         torch.cuda.current_stream(self._device).wait_stream(stream)
         self.capture_seconds = time.perf_counter() - start
         logger.info(
-            "CUDA graphs: %d for batch sizes %s, %.1f MiB, captured in %.1f s",
+            "CUDA graphs: %d for batch sizes %s and prefills of %s tokens, %.1f MiB, captured in %.1f s",
             len(self._graphs),
             self.batch_sizes,
+            self.prefill_token_buckets,
             sum(self.graph_memory.values()) / 2**20,
             self.capture_seconds,
         )
@@ -121,10 +137,11 @@ class CUDAGraphRunner:
         stream.
 
         Returns:
-            [batch_size, ...]: a view of static memory, valid until the next replay of any key.
+            [batch_size, ...]: a view of static memory, valid until the next replay of a key of the same kind of step.
         """
         captured = self._graphs[key]
         captured.graph.replay()
+        self.num_replays += 1
         return captured.output
 
     def _capture_one(
@@ -138,10 +155,10 @@ class CUDAGraphRunner:
         for _ in range(_WARMUP_FORWARDS):
             result = forward(key)
         assert result.shape[0] == key.batch_size, f"{key} gave {result.shape[0]} rows"
-        if self._output is None:
-            self._output = torch.empty_like(result)
-        # One output for all graphs: outputs of their own would add up to the sum of all batch sizes.
-        output = self._output[: key.batch_size]
+        # One output for all graphs of a kind: outputs of their own would add up to the sum of all batch sizes.
+        if key.is_prefill not in self._outputs:
+            self._outputs[key.is_prefill] = torch.empty_like(result)
+        output = self._outputs[key.is_prefill][: key.batch_size]
         del result
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
@@ -155,13 +172,14 @@ class CUDAGraphRunner:
         return CapturedGraph(graph, output, max(free_before - free_after, 0))
 
 
-def _capture_order(key: GraphKey) -> tuple[int, bool]:
-    """Largest batch first, and of one size the graph with LoRA first: what follows fits into its memory."""
-    return -key.batch_size, key.plan is None
+def _capture_order(key: GraphKey) -> tuple[int, bool, bool]:
+    """Most rows first, and of one size the graph with LoRA first: what follows fits into its memory."""
+    return -key.batch_size, not key.is_prefill, key.plan is None
 
 
 def _describe(key: GraphKey) -> str:
-    return f"batch size {key.batch_size}, {f'LoRA {key.plan.value}' if key.plan else 'base only'}"
+    size = f"prefill of {key.batch_size} tokens" if key.is_prefill else f"batch size {key.batch_size}"
+    return f"{size}, {f'LoRA {key.plan}' if key.plan else 'base only'}"
 
 
 def _progress_bar(*, enabled: bool) -> Progress:

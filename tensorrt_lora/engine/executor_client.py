@@ -7,7 +7,9 @@ Knows token ids and request ids only, no text.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
-from tensorrt_lora.engine.generation_request import GenerationRequest, GenerationResponse
+from tensorrt_lora.engine.control_messages import ControlRequest
+from tensorrt_lora.engine.executor_worker import News
+from tensorrt_lora.engine.generation_request import GenerationRequest
 
 
 class EngineDeadError(RuntimeError):
@@ -20,16 +22,16 @@ class ExecutorClient(ABC):
     info: Mapping[str, int | str]
 
     @abstractmethod
-    def submit(self, request: GenerationRequest) -> None:
-        """Hand over a request. Raises EngineDeadError when there is no engine to take it."""
+    def submit(self, request: GenerationRequest | ControlRequest) -> None:
+        """Hand over a request or a call. Raises EngineDeadError when there is no engine to take it."""
 
     @abstractmethod
     def abort(self, request_id: int) -> None:
         """End a request; nothing happens if it is unknown or over, or the engine gone."""
 
     @abstractmethod
-    def receive(self) -> list[GenerationResponse] | None:
-        """Wait for the next responses, in one thread at a time; None after `shutdown`.
+    def receive(self) -> list[News] | None:
+        """Wait for the next responses and replies, in one thread at a time; None after `shutdown`.
 
         Raises EngineDeadError, with what is known of the reason, when the engine failed.
         """

@@ -9,10 +9,12 @@ from queue import Empty, SimpleQueue
 from typing import Protocol, TypeAlias
 
 from tensorrt_lora.config.llm_args import TorchLlmArgs
+from tensorrt_lora.engine.control_messages import ControlReply, ControlRequest
 from tensorrt_lora.engine.generation_request import AbortRequest, GenerationRequest, GenerationResponse
 
 # None asks the loop to end; an exception, met while receiving, ends it as a failure.
-Message: TypeAlias = GenerationRequest | AbortRequest | Exception | None
+Message: TypeAlias = GenerationRequest | AbortRequest | ControlRequest | Exception | None
+News: TypeAlias = GenerationResponse | ControlReply
 Inbox: TypeAlias = "SimpleQueue[Message]"
 
 
@@ -35,7 +37,13 @@ class Executor(Protocol):
     def abort(self, request_id: int) -> None:
         """End a request; does nothing for one that is unknown or already finished."""
 
+    def control(self, request: ControlRequest) -> None:
+        """Take a call; its reply comes from `take_replies`, and `has_work` until then."""
+
     def step(self) -> list[GenerationResponse]: ...
+
+    def take_replies(self) -> list[ControlReply]:
+        """The replies that are there, each once."""
 
     def shutdown(self) -> None: ...
 
@@ -46,7 +54,7 @@ class ExecutorFactory(Protocol):
     def __call__(self, args: TorchLlmArgs, *, progress: bool) -> Executor: ...
 
 
-def run_loop(executor: Executor, inbox: Inbox, send: Callable[[list[GenerationResponse]], None]) -> None:
+def run_loop(executor: Executor, inbox: Inbox, send: Callable[[list[News]], None]) -> None:
     """Serve until None arrives in `inbox`, then shut down; requests still running get no answer.
 
     Raises what the executor raises, and an exception that arrives in `inbox`.
@@ -61,12 +69,14 @@ def run_loop(executor: Executor, inbox: Inbox, send: Callable[[list[GenerationRe
                     raise message
                 if isinstance(message, GenerationRequest):
                     executor.enqueue(message)
-                else:
+                elif isinstance(message, AbortRequest):
                     executor.abort(message.request_id)
+                else:
+                    executor.control(message)
             if executor.has_work:
-                responses = executor.step()
-                if responses:
-                    send(responses)
+                news: list[News] = [*executor.step(), *executor.take_replies()]
+                if news:
+                    send(news)
     finally:
         executor.shutdown()
 

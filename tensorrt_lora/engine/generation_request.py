@@ -7,6 +7,7 @@ picklable data, no tensors, no engine state.
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tensorrt_lora.adapters.adapter_error import AdapterErrorKind
 from tensorrt_lora.lora_request import LoRARequest, WeightedLoRARequests
 from tensorrt_lora.sampling_params import Logprob, SamplingParams
 
@@ -43,6 +44,7 @@ class GenerationResponse:
         finish_reason: None while more is to come.
         stop_reason: the stop token id that ended the sequence; None for the model's own end tokens.
         error: what went wrong, with finish reason "error".
+        error_kind: what is wrong with its adapter; None for any other error.
         num_cached_tokens: prompt tokens that were not computed because the cache held them.
     """
 
@@ -54,4 +56,5 @@ class GenerationResponse:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    error_kind: AdapterErrorKind | None = None
     num_cached_tokens: int = 0

@@ -8,9 +8,10 @@ import threading
 from queue import SimpleQueue
 
 from tensorrt_lora.config.llm_args import TorchLlmArgs
+from tensorrt_lora.engine.control_messages import ControlRequest
 from tensorrt_lora.engine.executor_client import EngineDeadError, ExecutorClient
-from tensorrt_lora.engine.executor_worker import Executor, ExecutorFactory, Inbox, run_loop
-from tensorrt_lora.engine.generation_request import AbortRequest, GenerationRequest, GenerationResponse
+from tensorrt_lora.engine.executor_worker import Executor, ExecutorFactory, Inbox, News, run_loop
+from tensorrt_lora.engine.generation_request import AbortRequest, GenerationRequest
 from tensorrt_lora.utils.logger import logger
 
 _SHUTDOWN_SECONDS = 30.0
@@ -23,11 +24,11 @@ class InlineExecutorClient(ExecutorClient):
         executor = executor_factory(args, progress=progress)
         self.info = dict(executor.info)
         self._inbox: Inbox = SimpleQueue()
-        self._outbox: SimpleQueue[list[GenerationResponse] | Exception | None] = SimpleQueue()
+        self._outbox: SimpleQueue[list[News] | Exception | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, args=(executor,), name="tensorrt-lora-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, request: GenerationRequest) -> None:
+    def submit(self, request: GenerationRequest | ControlRequest) -> None:
         if not self._thread.is_alive():
             raise EngineDeadError("the engine thread has ended: create a new LLM")
         self._inbox.put(request)
@@ -35,7 +36,7 @@ class InlineExecutorClient(ExecutorClient):
     def abort(self, request_id: int) -> None:
         self._inbox.put(AbortRequest(request_id))
 
-    def receive(self) -> list[GenerationResponse] | None:
+    def receive(self) -> list[News] | None:
         news = self._outbox.get()
         if isinstance(news, Exception):
             raise EngineDeadError(f"the engine failed: {type(news).__name__}: {news}") from news

@@ -1,4 +1,4 @@
-"""Token ids and positions of one step, at addresses that a captured graph can rely on."""
+"""Token ids and positions of one step, at addresses that a captured graph can rely on; all copies are asynchronous."""
 
 import numpy as np
 import torch
@@ -14,6 +14,8 @@ class InputBuffers:
         self._staging = PinnedStaging(self._device_buffer)
         self._in_flight_rows = torch.zeros(2 * max_batch_size, dtype=torch.int64, device=device)
         self._in_flight_staging = PinnedStaging(self._in_flight_rows)
+        self._sampled_rows = torch.zeros(max_batch_size, dtype=torch.int64, device=device)
+        self._sampled_staging = PinnedStaging(self._sampled_rows)
 
     def write(self, input_ids: np.ndarray, position_ids: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Copy both (int64 [T]) in stream order with one transfer, and return their views on the device."""
@@ -30,3 +32,8 @@ class InputBuffers:
         self._in_flight_staging.copy(np.array([*rows, *sources], dtype=np.int64))
         target, source = self._in_flight_rows[: 2 * count].split(count)
         self._device_buffer.index_copy_(0, target, token_ids.index_select(0, source))
+
+    def sampled_rows(self, rows: list[int]) -> torch.Tensor:
+        """The rows of a step's output that are sampled, on the device, int64 [len(rows)]; valid until the next call."""
+        self._sampled_staging.copy(np.array(rows, dtype=np.int64))
+        return self._sampled_rows[: len(rows)]

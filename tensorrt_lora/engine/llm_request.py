@@ -10,6 +10,7 @@ from enum import Enum
 from tensorrt_lora.adapters.adapter_handle import AdapterHandle
 from tensorrt_lora.engine.counter_rng import derive_seed
 from tensorrt_lora.engine.generation_request import FinishReason, GenerationRequest
+from tensorrt_lora.engine.token_grammar import TokenGrammar
 from tensorrt_lora.lora.adapter_slot_manager import AdapterKey
 from tensorrt_lora.sampling_params import Logprob, SamplingParams
 
@@ -36,6 +37,7 @@ class LlmRequest:
         arrival: counts up with each request; the scheduler's order.
         adapter: the loaded adapter, None for the base model.
         eos_token_ids: the model's end tokens.
+        grammar: what may come next, where the form is prescribed.
         num_computed_tokens: leading tokens whose keys and values are in the cache. In decode this is one less
             than `num_tokens`: the newest token is the next step's input.
         num_cached_tokens: prompt tokens taken from the reuse cache when the sequence first ran.
@@ -57,6 +59,7 @@ class LlmRequest:
     seed: int = 0
     arrival: int = 0
     eos_token_ids: tuple[int, ...] = ()
+    grammar: TokenGrammar | None = None
     state: RequestState = RequestState.WAITING
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
@@ -107,6 +110,11 @@ class LlmRequest:
         return self.state is RequestState.FINISHED
 
     @property
+    def needs_newest_token(self) -> bool:
+        """Whether the choice of a token depends on the one before it beyond what the model reads."""
+        return self.token_counts is not None or self.grammar is not None
+
+    @property
     def stop_ids(self) -> frozenset[int]:
         """Token ids that end the sequence once `min_tokens` are out."""
         params = self.sampling_params
@@ -139,11 +147,15 @@ class LlmRequest:
         self.output_token_ids[-1] = token_id
         if self.token_counts is not None:
             self.token_counts[token_id] = self.token_counts.get(token_id, 0) + 1
+        if self.grammar is not None:
+            self.grammar.accept(token_id)
         num_output = len(self.output_token_ids)
         if num_output > params.min_tokens and token_id in self.stop_ids:
             self.finish_reason = "stop"
             if params.ignore_eos or token_id not in self.eos_token_ids:
                 self.stop_reason = token_id
+        elif self.grammar is not None and self.grammar.is_complete:
+            self.finish_reason = "stop"
         elif num_output >= params.max_tokens:
             self.finish_reason = "length"
         return self.finish_reason
@@ -167,6 +179,7 @@ def create_llm_requests(
     eos_token_ids: tuple[int, ...],
     engine_seed: int,
     arrival: int,
+    grammar: TokenGrammar | None = None,
 ) -> list[LlmRequest]:
     """The `n` sequences of a request.
 
@@ -185,6 +198,7 @@ def create_llm_requests(
             seed=derive_seed(*origin, index),
             arrival=arrival,
             eos_token_ids=eos_token_ids,
+            grammar=None if grammar is None else grammar.copy(),
         )
         for index in range(params.n)
     ]

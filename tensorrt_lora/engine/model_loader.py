@@ -4,6 +4,7 @@ Called once at start-up. Whatever does not fit or does not match raises a ValueE
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -16,6 +17,7 @@ from tensorrt_lora.config.lora_config import LoraConfig
 from tensorrt_lora.config.model_config import ModelConfig
 from tensorrt_lora.engine.kv_cache_sizing import num_kv_pages
 from tensorrt_lora.lora.cuda_graph_lora_manager import CudaGraphLoraManager
+from tensorrt_lora.lora.lora_plan_table import LoraPlanTable
 from tensorrt_lora.lora.lora_site import find_lora_sites
 from tensorrt_lora.models.auto_model import create_model
 from tensorrt_lora.models.checkpoint_loader import load_weights
@@ -23,7 +25,7 @@ from tensorrt_lora.models.dequantized_parameters import DequantizedParameters
 from tensorrt_lora.models.dummy_weights import load_dummy_weights
 from tensorrt_lora.models.gguf import resolve_checkpoint
 from tensorrt_lora.models.modeling_decoder import DecoderModelForCausalLM
-from tensorrt_lora.utils.device import flashinfer_available, free_memory, resolve_device, resolve_dtype
+from tensorrt_lora.utils.device import device_name, flashinfer_available, free_memory, resolve_device, resolve_dtype
 from tensorrt_lora.utils.logger import logger
 
 
@@ -70,6 +72,7 @@ def load_model(args: TorchLlmArgs, *, progress: bool) -> LoadedModel:
             model,
             lora_config,
             base_parameters=DequantizedParameters(model),
+            plan_table=choose_plan_table(args, device_name(device)),
             cache_bytes=int(free_memory(device) * args.peft_cache_config.device_cache_percent),
             max_num_tokens=args.max_num_tokens,
             dtype=dtype,
@@ -96,6 +99,17 @@ def load_model(args: TorchLlmArgs, *, progress: bool) -> LoadedModel:
         lora_manager=lora_manager,
         kv_cache=torch.zeros(shape, dtype=dtype, device=device),
     )
+
+
+def choose_plan_table(args: TorchLlmArgs, gpu: str) -> LoraPlanTable:
+    """The table that the arguments name, or else the one that comes with the package for a device of this name.
+
+    Raises:
+        ValueError: the file is no plan table.
+    """
+    if args.lora_plan_table is not None:
+        return LoraPlanTable.read(Path(args.lora_plan_table))
+    return LoraPlanTable.shipped(gpu)
 
 
 def choose_attention_backend(name: str, dtype: torch.dtype, head_dim: int, device: torch.device) -> str:

@@ -14,10 +14,11 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 
 from tensorrt_lora.config.llm_args import TorchLlmArgs
+from tensorrt_lora.engine.control_messages import ControlRequest
 from tensorrt_lora.engine.executor_client import EngineDeadError, ExecutorClient
 from tensorrt_lora.engine.executor_messages import EngineFailure, EngineReady, ExecutorStart
-from tensorrt_lora.engine.executor_worker import ExecutorFactory
-from tensorrt_lora.engine.generation_request import AbortRequest, GenerationRequest, GenerationResponse
+from tensorrt_lora.engine.executor_worker import ExecutorFactory, News
+from tensorrt_lora.engine.generation_request import AbortRequest, GenerationRequest
 from tensorrt_lora.utils.logger import logger
 
 _CHILD_MODULE = "tensorrt_lora.engine.executor_process"
@@ -56,7 +57,7 @@ class ProcessExecutorClient(ExecutorClient):
         assert isinstance(news, EngineReady), f"unexpected first message {news!r}"
         self.info = news.info
 
-    def submit(self, request: GenerationRequest) -> None:
+    def submit(self, request: GenerationRequest | ControlRequest) -> None:
         try:
             self._send(request)
         except OSError as error:
@@ -68,7 +69,7 @@ class ProcessExecutorClient(ExecutorClient):
         except OSError:
             logger.debug("abort of request %d came after the engine's end", request_id)
 
-    def receive(self) -> list[GenerationResponse] | None:
+    def receive(self) -> list[News] | None:
         try:
             with self._receive_lock:
                 news = self._connection.recv()
@@ -98,7 +99,7 @@ class ProcessExecutorClient(ExecutorClient):
         with self._receive_lock, self._send_lock:
             self._connection.close()
 
-    def _send(self, message: GenerationRequest | AbortRequest | None) -> None:
+    def _send(self, message: GenerationRequest | AbortRequest | ControlRequest | None) -> None:
         with self._send_lock:
             self._connection.send(message)
 

@@ -9,26 +9,32 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 
+from tensorrt_lora.adapters.adapter_error import AdapterError, AdapterErrorKind
 from tensorrt_lora.adapters.adapter_handle import AdapterHandle
 from tensorrt_lora.adapters.adapter_reader import AdapterReader
 from tensorrt_lora.adapters.adapter_store import AdapterStore
 from tensorrt_lora.adapters.combined_adapter import AdapterCombiner
+from tensorrt_lora.config.guided_decoding_params import GuidedDecodingParams
 from tensorrt_lora.config.llm_args import TorchLlmArgs
 from tensorrt_lora.engine.adapter_capacity import BaseOnlyCapacity
+from tensorrt_lora.engine.adapter_control import AdapterControl, adapter_failure
+from tensorrt_lora.engine.control_messages import ControlReply, ControlRequest, GetStats
+from tensorrt_lora.engine.engine_stats import EngineStats
 from tensorrt_lora.engine.generation_request import GenerationRequest, GenerationResponse
+from tensorrt_lora.engine.guided_decoder import GuidedDecoder
 from tensorrt_lora.engine.kv_cache_manager import KvCacheManager
-from tensorrt_lora.engine.llm_request import LlmRequest, create_llm_requests
+from tensorrt_lora.engine.llm_request import LlmRequest, RequestState, create_llm_requests
 from tensorrt_lora.engine.model_engine import PyTorchModelEngine, StepOutput
 from tensorrt_lora.engine.model_loader import LoadedModel, load_model
 from tensorrt_lora.engine.prompt_logprobs import extend_prompt_logprobs
 from tensorrt_lora.engine.sampler import PendingSamples, SampledToken, Sampler
 from tensorrt_lora.engine.scheduled_requests import ScheduledRequests
 from tensorrt_lora.engine.scheduler import Scheduler
+from tensorrt_lora.engine.token_grammar import TokenGrammar
 from tensorrt_lora.lora.adapter_weights import AdapterWeights
 from tensorrt_lora.lora_request import LoRARequest
 from tensorrt_lora.models.dequantized_parameters import DequantizedParameters
 from tensorrt_lora.utils.device import pin_memory_available
-from tensorrt_lora.utils.logger import logger
 
 _PROMPT_LOGITS_AT_ONCE = 256  # 150 MB in float32 at a vocabulary of 150,000
 _ADAPTER_WAIT_S = 0.01  # how long an idle step waits for the loader before it looks at the inbox again
@@ -93,6 +99,11 @@ class PyExecutor:
         self._engine = engine or PyTorchModelEngine(args, loaded, progress=progress)
         self._seed = args.seed
         self._eos_token_ids = loaded.config.eos_token_ids
+        self._guided_decoder = (
+            GuidedDecoder.for_model(args, vocab_size=loaded.config.vocab_size, eos_token_ids=self._eos_token_ids)
+            if args.guided_decoding_backend is not None
+            else None
+        )
         self._sampler = Sampler()
         self._run_ahead = self._engine.graph_runner.enabled if run_ahead is None else run_ahead
         self._in_flight: _InFlightStep | None = None
@@ -101,7 +112,7 @@ class PyExecutor:
             page_size=args.kv_cache_config.tokens_per_block,
             enable_block_reuse=args.kv_cache_config.enable_block_reuse,
         )
-        lora_manager = loaded.lora_manager
+        self._slots = loaded.lora_manager.slot_manager if loaded.lora_manager is not None else None
         self.scheduler = Scheduler(
             max_batch_size=args.max_batch_size,
             max_num_tokens=args.max_num_tokens,
@@ -109,13 +120,16 @@ class PyExecutor:
             vocab_size=loaded.config.vocab_size,
             enable_chunked_prefill=args.enable_chunked_prefill,
             kv_cache_manager=self.kv_cache_manager,
-            adapter_capacity=lora_manager.slot_manager if lora_manager is not None else BaseOnlyCapacity(),
+            adapter_capacity=self._slots or BaseOnlyCapacity(),
             max_adapter_wait_iters=args.scheduler_config.max_adapter_wait_iters,
         )
         self.adapter_store = _create_adapter_store(args, loaded, read_adapter)
+        self._adapter_control = AdapterControl(self.adapter_store, self._slots)
         self._awaited: list[_AwaitedAdapter] = []
         self._live: dict[int, _LiveRequest] = {}
         self._responses: list[GenerationResponse] = []
+        self._replies: list[ControlReply] = []
+        self._num_steps = 0
         self._arrivals = itertools.count()
         self._info: dict[str, int | str] = {
             "max_seq_len": loaded.max_seq_len,
@@ -132,7 +146,9 @@ class PyExecutor:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._awaited or self._responses or self._in_flight or self.scheduler.has_unfinished)
+        waits = self._awaited or self._adapter_control.pending
+        news = self._responses or self._replies
+        return bool(waits or news or self._in_flight or self.scheduler.has_unfinished)
 
     def enqueue(self, request: GenerationRequest) -> None:
         """Take a request; it runs once its adapter is in host memory. Never raises for a bad request."""
@@ -164,15 +180,59 @@ class PyExecutor:
                 self.scheduler.abort(sequence)
                 self._respond(sequence, GenerationResponse(request_id, sequence.sequence_index))
 
+    def control(self, request: ControlRequest) -> None:
+        """Take a call; its reply comes from `take_replies`."""
+        if isinstance(request, GetStats):
+            self._replies.append(ControlReply(request.call_id, self.stats()))
+            return
+        reply = self._adapter_control.take(request)
+        self._adapter_control.free_slots()
+        if reply is not None:
+            self._replies.append(reply)
+
+    def take_replies(self) -> list[ControlReply]:
+        """The answers to calls that are there, each once."""
+        replies, self._replies = [*self._replies, *self._adapter_control.take_replies()], []
+        return replies
+
     def step(self) -> list[GenerationResponse]:
         """Queue one forward if anything can run, and return what there is to tell."""
         self._start_awaited()
         if self.scheduler.has_unfinished or self._in_flight is not None:
             self._run(self.scheduler.schedule())
-        elif self._awaited and not self._responses:
-            wait([awaited.handle for awaited in self._awaited], _ADAPTER_WAIT_S, FIRST_COMPLETED)
+        elif not (self._responses or self._replies):
+            self._wait_for_adapters()
+        self._adapter_control.free_slots()
         responses, self._responses = self._responses, []
         return responses
+
+    def stats(self) -> EngineStats:
+        """The figures as of now; between steps."""
+        pages, store, slots = self.kv_cache_manager.stats(), self.adapter_store, self._slots
+        running = sum(
+            any(sequence.state is not RequestState.WAITING for sequence in live.sequences)
+            for live in self._live.values()
+        )
+        replays = self._engine.graph_runner.num_replays
+        return EngineStats(
+            requests_running=running,
+            requests_waiting=len(self._live) - running + len(self._awaited),
+            preemptions=self.scheduler.num_preemptions,
+            kv_pages_used=pages.held_pages,
+            kv_pages_total=pages.total_pages,
+            prefix_queried_tokens=pages.queried_tokens,
+            prefix_hit_tokens=pages.hit_tokens,
+            graph_steps=replays,
+            eager_steps=self._num_steps - replays,
+            adapter_loads=store.num_loads if store else 0,
+            adapter_load_seconds=store.load_seconds if store else 0.0,
+            host_evictions=store.num_evictions if store else 0,
+            slot_evictions=slots.num_evictions if slots else 0,
+            slots_used=len(slots.resident()) if slots else 0,
+            slots_total=slots.num_slots if slots else 0,
+            adapter_host_bytes=store.host_bytes if store else 0,
+            adapter_host_bytes_max=store.max_bytes if store else 0,
+        )
 
     def shutdown(self) -> None:
         """Stop the adapter loader; requests still running get no answer."""
@@ -185,24 +245,34 @@ class PyExecutor:
         arrived = [awaited for awaited in self._awaited if awaited.handle.done()]
         for awaited in arrived:
             self._awaited.remove(awaited)
-            error = awaited.handle.exception()
+            message, error = awaited.message, awaited.handle.exception()
             if error is None:
-                self._start(awaited.message, awaited.arrival, awaited.handle.result())
-            elif isinstance(error, ValueError):
-                self._refuse(awaited.message.request_id, str(error))
-            else:  # the disk, page-locked memory, or a fault of the reader: whatever it is, it is this request's alone
-                logger.error("an adapter could not be loaded", exc_info=error)
-                self._refuse(awaited.message.request_id, f"{type(error).__name__}: {error}")
+                self._start(message, awaited.arrival, awaited.handle.result())
+            else:
+                assert message.lora_request is not None
+                failure = adapter_failure(message.lora_request, error)
+                kind = failure.kind if isinstance(failure, AdapterError) else None
+                self._refuse(message.request_id, str(failure), kind)
+
+    def _wait_for_adapters(self) -> None:
+        loading = [*(awaited.handle for awaited in self._awaited), *self._adapter_control.pending]
+        if loading:
+            wait(loading, _ADAPTER_WAIT_S, FIRST_COMPLETED)
 
     def _start(self, message: GenerationRequest, arrival: int, handle: AdapterHandle | None) -> None:
-        sequences = create_llm_requests(
-            message,
-            adapter=handle,
-            eos_token_ids=self._eos_token_ids,
-            engine_seed=self._seed,
-            arrival=arrival,
-        )
-        refusal = self.scheduler.refusal(sequences[0])
+        try:
+            grammar = self._compile_grammar(message.sampling_params.guided_decoding)
+            sequences = create_llm_requests(
+                message,
+                adapter=handle,
+                eos_token_ids=self._eos_token_ids,
+                engine_seed=self._seed,
+                arrival=arrival,
+                grammar=grammar,
+            )
+            refusal = self.scheduler.refusal(sequences[0])
+        except ValueError as error:
+            refusal = str(error)
         if refusal is not None:
             self._release_adapter(handle)
             self._refuse(message.request_id, refusal)
@@ -211,8 +281,15 @@ class PyExecutor:
             self.scheduler.add(sequence)
         self._live[message.request_id] = _LiveRequest(sequences, handle)
 
-    def _refuse(self, request_id: int, error: str) -> None:
-        self._responses.append(GenerationResponse(request_id, finish_reason="error", error=error))
+    def _compile_grammar(self, params: GuidedDecodingParams | None) -> TokenGrammar | None:
+        if params is None:
+            return None
+        if self._guided_decoder is None:
+            raise ValueError("guided_decoding was asked for, but guided_decoding_backend is None: set it")
+        return self._guided_decoder.compile(params)
+
+    def _refuse(self, request_id: int, error: str, kind: AdapterErrorKind | None = None) -> None:
+        self._responses.append(GenerationResponse(request_id, finish_reason="error", error=error, error_kind=kind))
 
     # One step
 
@@ -220,6 +297,7 @@ class PyExecutor:
         """Queue this step, then settle the one before it, while this one runs."""
         before, self._in_flight = self._in_flight, None
         if scheduled:
+            self._num_steps += 1
             samples_before = before.samples if before is not None else None
             output = self._engine.forward(scheduled, samples_before)
             self._in_flight = _InFlightStep(output, self._sampler.launch(output.logits, scheduled.sampled_requests))
@@ -263,7 +341,11 @@ class PyExecutor:
             response.num_cached_tokens = request.num_cached_tokens
             if request.sampling_params.prompt_logprobs is not None:
                 response.prompt_logprobs = request.prompt_logprobs or [None]
-        if request.resolve_token(sample.token_id) is not None:
+        finish_reason = request.resolve_token(sample.token_id)
+        if request.grammar is not None and request.grammar.error is not None:
+            self._fail(request, f"guided_decoding failed: {request.grammar.error}")
+            return
+        if finish_reason is not None:
             self.scheduler.finish(request)
         self._respond(request, response)
 

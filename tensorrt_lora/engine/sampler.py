@@ -1,8 +1,8 @@
 """From logits to tokens: one row each, independent of all other rows.
 
 Called by the executor after each forward. Order: log-probabilities (of the raw logits), penalties, masking of
-end and stop tokens below min_tokens; then the best token, or temperature, top-k, top-p, min-p and a draw.
-Appends nothing to requests.
+end and stop tokens below min_tokens and of what a prescribed form forbids; then the best token, or temperature,
+top-k, top-p, min-p and a draw. Appends nothing to requests.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,13 @@ from tensorrt_lora.engine.counter_rng import uniform
 from tensorrt_lora.engine.finite_logits import finite_rows, not_finite_error
 from tensorrt_lora.engine.llm_request import LlmRequest
 from tensorrt_lora.engine.penalties import apply_penalties
-from tensorrt_lora.engine.sampling_batch import DrawSettings, draw_settings, masked_entries, penalty_entries
+from tensorrt_lora.engine.sampling_batch import (
+    DrawSettings,
+    allowed_tokens,
+    draw_settings,
+    masked_entries,
+    penalty_entries,
+)
 from tensorrt_lora.engine.sampling_filters import apply_min_p, apply_top_k, apply_top_p, draw_tokens
 from tensorrt_lora.engine.token_logprobs import logprob_dict, logprob_table
 from tensorrt_lora.sampling_params import Logprob
@@ -79,18 +85,23 @@ class Sampler:
         vocab_size = logits.shape[-1]
         penalties = penalty_entries(rows, logits.device)
         masked = masked_entries(rows, vocab_size, logits.device)
+        allowed = allowed_tokens(rows, vocab_size, logits.device)
         settings = draw_settings(rows, vocab_size, logits.device)
         tops = [row.sampling_params.logprobs for row in rows if row.sampling_params.logprobs is not None]
         finite = finite_rows(logits)
-        if penalties is None and masked is None and settings is None and not tops:
+        is_plain = penalties is None and masked is None and allowed is None
+        if is_plain and settings is None and not tops:
             token_ids = logits.argmax(dim=-1)
             return PendingSamples(rows, token_ids, HostCopy(torch.stack([token_ids, finite], dim=-1)))
         raw = logits.float().masked_fill(~finite[:, None], 0.0)
-        scores = raw if penalties is None and masked is None else raw.clone()
+        scores = raw if is_plain else raw.clone()
         if penalties is not None:
             apply_penalties(scores, penalties)
         if masked is not None:
             scores.index_put_(masked, scores.new_full((), float("-inf")))
+        if allowed is not None:
+            guided, mask = allowed
+            scores[guided] = scores[guided].masked_fill(~mask, float("-inf"))
         token_ids = scores.argmax(dim=-1)
         if settings is not None:
             token_ids = torch.where(settings.greedy, token_ids, _draw(scores, settings))

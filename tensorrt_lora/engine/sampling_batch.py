@@ -129,6 +129,19 @@ def masked_entries(
     return row_ids, token_ids
 
 
+def allowed_tokens(
+    rows: Sequence[LlmRequest], vocab_size: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Rows whose form is prescribed, int64 [m], and what each may draw, bool [m, vocab]; None if there is none."""
+    guided = [(index, request.grammar) for index, request in enumerate(rows) if request.grammar is not None]
+    if not guided:
+        return None
+    words = np.stack([np.frombuffer(grammar.bitmask(), dtype=np.int32) for _, grammar in guided])
+    bits = torch.arange(32, dtype=torch.int32, device=device)
+    allowed = (_to_device(words, device)[:, :, None] >> bits & 1).bool().flatten(1)[:, :vocab_size]
+    return _to_device(np.array([index for index, _ in guided], dtype=np.int64), device), allowed
+
+
 def _to_device(columns: np.ndarray, device: torch.device) -> torch.Tensor:
     """One transfer in stream order; page-locked where that makes it asynchronous."""
     host = torch.from_numpy(columns)

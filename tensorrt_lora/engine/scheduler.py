@@ -68,10 +68,10 @@ class Scheduler:
     def may_run_ahead(self) -> bool:
         """Whether the next step can be scheduled while the tokens of the last one are in flight.
 
-        Not if it might preempt (a prefill over an unknown token), nor if a penalty needs the token.
+        Not if it might preempt (a prefill over an unknown token), nor if a penalty or a grammar needs the token.
         """
-        return self._kv_cache.num_available_pages >= len(self._running) and all(
-            request.token_counts is None for request in self._running
+        return self._kv_cache.num_available_pages >= len(self._running) and not any(
+            request.needs_newest_token for request in self._running
         )
 
     @property

@@ -1,36 +1,146 @@
-"""Elementwise activations of the feed-forward blocks. Called by `GatedMLP` and `MLP`."""
+"""Elementwise activations of the feed-forward blocks, with the quantisation that a float8 projection wants behind one.
+
+Called by `GatedMLP` and `MLP`. Rounded, as Hugging Face's models do, to the input's dtype: silu(gate), its product with
+up. The quantisation reads that product, as if it were an op of its own.
+"""
 
 import torch
+import triton
+import triton.language as tl
+from torch import Tensor
 from torch.nn import functional
 
-from tensorrt_lora.kernels.flashinfer_dispatch import use_flashinfer
+from tensorrt_lora.kernels.dispatch import use_triton
+from tensorrt_lora.kernels.fp8_quantize import MAXIMA_COLUMNS, quantize_by_maxima, quantize_reference
+from tensorrt_lora.kernels.programmatic_launch import launch_options, programmatic_launch
+from tensorrt_lora.kernels.quantized_activation import (
+    ActivationQuantization,
+    QuantizedActivation,
+    divide_to_fp8,
+    store_fp8_groups,
+)
 
 
-def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up: [T, 2 * N] (gate, then up) -> [T, N]. Source: Shazeer, "GLU Variants" (2020).
+def silu_and_mul(
+    gate_up: Tensor, quantization: ActivationQuantization | None = None
+) -> tuple[Tensor, QuantizedActivation | None]:
+    """silu(gate) * up: [T, 2 * N] (gate, then up; rows may be strided). Source: Shazeer, "GLU Variants" (2020).
 
-    The reference rounds silu(gate) to the input's dtype first; FlashInfer rounds the product only.
+    Returns:
+        A new tensor [T, N]; and the same quantised, if that is asked for.
     """
-    # Seen as 2 * T rows of N, gate and up must each begin where FlashInfer's vectors do.
-    if use_flashinfer(gate_up) and use_flashinfer(gate_up.view(-1, gate_up.shape[1] // 2)):
-        return _silu_and_mul_flashinfer(gate_up)
-    return silu_and_mul_reference(gate_up)
+    out = gate_up.new_empty((gate_up.shape[0], gate_up.shape[1] // 2))
+    quantized = None if quantization is None else quantization.empty(out)
+    compute = silu_and_mul_triton if use_triton(gate_up) else silu_and_mul_reference_into
+    compute(gate_up, out, quantization, quantized)
+    return out, quantized
 
 
-def squared_relu(x: torch.Tensor) -> torch.Tensor:
+def squared_relu(x: Tensor) -> Tensor:
     """relu(x)^2, any shape. Source: So et al., "Primer" (2021)."""
     return functional.relu(x).square()
 
 
-def silu_and_mul_reference(gate_up: torch.Tensor) -> torch.Tensor:
-    """The same in torch."""
+def silu_and_mul_reference(gate_up: Tensor) -> Tensor:
+    """The product in torch."""
     gate, up = gate_up.chunk(2, dim=-1)
     return functional.silu(gate) * up
 
 
-def _silu_and_mul_flashinfer(gate_up: torch.Tensor) -> torch.Tensor:
-    import flashinfer
+def silu_and_mul_reference_into(
+    gate_up: Tensor,
+    out: Tensor,
+    quantization: ActivationQuantization | None,
+    quantized: QuantizedActivation | None,
+) -> None:
+    """The op in torch: fills `out` [T, N] and `quantized`."""
+    out.copy_(silu_and_mul_reference(gate_up))
+    if quantization is not None and quantized is not None:
+        quantize_reference(out, quantized.values, quantized.scale, quantization.static_scale)
 
-    out = gate_up.new_empty((gate_up.shape[0], gate_up.shape[1] // 2))
-    flashinfer.silu_and_mul(gate_up, out=out)
-    return out
+
+SILU_COLUMNS = MAXIMA_COLUMNS  # of a program: many for a row, so that one token keeps many SMs busy
+SILU_WARPS = 4
+
+
+def silu_and_mul_triton(
+    gate_up: Tensor,
+    out: Tensor,
+    quantization: ActivationQuantization | None,
+    quantized: QuantizedActivation | None,
+) -> None:
+    """The same as a Triton kernel; a whole token's scale takes a second one, once the first knows the maxima."""
+    tokens, width = out.shape
+    assert gate_up.stride(1) == 1 and out.is_contiguous()
+    if tokens == 0:
+        return
+    parts = triton.cdiv(width, SILU_COLUMNS)
+    granularity = "" if quantization is None else quantization.granularity(width)
+    maxima = out.new_empty((tokens, parts), dtype=torch.float32) if granularity == "token" else None
+    # A tensor stands in for what the kernel does not read.
+    target = QuantizedActivation(out, out) if quantized is None else quantized
+    static_scale = None if quantization is None else quantization.static_scale
+    programmatic = programmatic_launch(gate_up)
+    _silu_and_mul_kernel[(tokens, parts)](
+        gate_up,
+        out,
+        target.values,
+        target.scale if maxima is None else maxima,
+        target.scale if static_scale is None else static_scale,
+        gate_up.stride(0),
+        target.scale.stride(1),
+        WIDTH=width,
+        QUANTIZE=granularity,
+        BLOCK=SILU_COLUMNS,
+        PROGRAMMATIC=programmatic,
+        num_warps=SILU_WARPS,
+        **launch_options(programmatic),
+    )
+    if maxima is not None:
+        quantize_by_maxima(out, maxima, target)
+
+
+@triton.jit(do_not_specialize=["scale_stride"], do_not_specialize_on_alignment=["scale", "static_scale"])
+def _silu_and_mul_kernel(
+    gate_up,
+    out,
+    values,
+    scale,
+    static_scale,
+    gate_up_stride,
+    scale_stride,
+    WIDTH: tl.constexpr,
+    QUANTIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
+):
+    """One program: BLOCK columns of one token. With a scale for the whole token, `scale` takes the parts' maxima."""
+    if PROGRAMMATIC:
+        tl.extra.cuda.gdc_launch_dependents()
+    token = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    column = part * BLOCK + tl.arange(0, BLOCK)
+    live = column < WIDTH
+    if QUANTIZE == "static":
+        row_scale = tl.load(static_scale)
+    if PROGRAMMATIC:
+        tl.extra.cuda.gdc_wait()
+
+    dtype: tl.constexpr = out.dtype.element_ty
+    row = gate_up + token * gate_up_stride + column
+    gate = tl.load(row, mask=live, other=0.0).to(tl.float32)
+    up = tl.load(row + WIDTH, mask=live, other=0.0).to(tl.float32)
+    silu = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
+    product = (silu * up).to(dtype)
+    tl.store(out + token * WIDTH + column, product, mask=live)
+
+    product = product.to(tl.float32)
+    if QUANTIZE == "token":
+        tl.store(scale + token * tl.num_programs(1) + part, tl.max(tl.abs(product), axis=0))
+    elif QUANTIZE == "group":
+        first_group = part * (BLOCK // 128)
+        store_fp8_groups(product, column, first_group, values + token * WIDTH, scale + token, scale_stride, WIDTH)
+    elif QUANTIZE == "static":
+        quantized = divide_to_fp8(product, row_scale, values.dtype.element_ty)
+        tl.store(values + token * WIDTH + column, quantized, mask=live)
+        tl.store(scale + token, row_scale, mask=part == 0)

@@ -1,62 +1,50 @@
 """Activations in float8_e4m3fn: values and the float32 scales that multiply them.
 
-Called by `lora/fp8_base_projection.py` right before a base projection; LoRA reads the activation as it was. Shapes: T
-tokens, K features. Scaled by token, by groups of 128 features of a token, or by a calibrated number.
+Called by `lora/fp8_base_projection.py` right before a base projection, unless the op in front has done it already; LoRA
+reads the activation as it was. Shapes: T tokens, K features. Scaled by token, by groups of 128 features of a token, or
+by a calibrated number.
 """
 
 from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
 from tensorrt_lora.kernels.dispatch import use_triton
-from tensorrt_lora.kernels.fp8_weight import BLOCK, FP8_DTYPE, FP8_MAX, scale_of_amax
+from tensorrt_lora.kernels.fp8_weight import BLOCK, FP8_MAX, scale_of_amax
 from tensorrt_lora.kernels.programmatic_launch import launch_options, programmatic_launch
+from tensorrt_lora.kernels.quantized_activation import (
+    ActivationQuantization,
+    QuantizedActivation,
+    divide_to_fp8,
+    fp8_scale,
+)
 
 
-@dataclass(slots=True)
-class QuantizedActivation:
-    """What `fp8_linear` reads."""
-
-    values: Tensor
-    """[T, K] float8_e4m3fn, contiguous."""
-    scale: Tensor
-    """[T, 1], or [T, ceil(K / 128)] with the tokens innermost in memory; float32."""
-
-    def dequantize(self) -> Tensor:
-        """[T, K] float32."""
-        if self.scale.shape[1] == 1:
-            return self.values.float() * self.scale
-        return self.values.float() * self.scale.repeat_interleave(BLOCK, 1)[:, : self.values.shape[1]]
+def quantize(x: Tensor, quantization: ActivationQuantization) -> QuantizedActivation:
+    """x: [T, K], rows may be strided."""
+    assert x.stride(-1) == 1
+    quantized = quantization.empty(x)
+    fill = _quantize_triton if use_triton(x) else quantize_reference
+    fill(x, quantized.values, quantized.scale, quantization.static_scale)
+    return quantized
 
 
 def quantize_per_token(x: Tensor) -> QuantizedActivation:
     """Each row's largest value becomes `FP8_MAX`. x: [T, K], rows may be strided."""
-    return _quantize(x, group_size=x.shape[1], static_scale=None)
+    return quantize(x, ActivationQuantization())
 
 
 def quantize_per_group(x: Tensor) -> QuantizedActivation:
     """The largest of each 128 values of a row becomes `FP8_MAX`. x: [T, K], rows may be strided."""
-    return _quantize(x, group_size=BLOCK, static_scale=None)
+    return quantize(x, ActivationQuantization(by_group=True))
 
 
 def quantize_static(x: Tensor, scale: Tensor) -> QuantizedActivation:
     """x / scale, cut off at `FP8_MAX`. x: [T, K], rows may be strided; scale: [] float32."""
-    return _quantize(x, group_size=x.shape[1], static_scale=scale)
-
-
-def _quantize(x: Tensor, group_size: int, static_scale: Tensor | None) -> QuantizedActivation:
-    assert x.stride(-1) == 1
-    tokens, features = x.shape
-    values = torch.empty((tokens, features), dtype=FP8_DTYPE, device=x.device)
-    # Tokens innermost: so cuBLAS wants the scales of groups, and [T, 1] is both ways the same.
-    scale = x.new_empty((triton.cdiv(features, group_size), tokens), dtype=torch.float32).t()
-    quantize = _quantize_triton if use_triton(x) else quantize_reference
-    quantize(x, values, scale, static_scale)
-    return QuantizedActivation(values, scale)
+    return quantize(x, ActivationQuantization(static_scale=scale))
 
 
 def quantize_reference(x: Tensor, values: Tensor, scale: Tensor, static_scale: Tensor | None) -> None:
@@ -83,11 +71,11 @@ class QuantizeConfig:
 
 
 def quantize_config(group_size: int) -> QuantizeConfig:
-    """A program has a whole row in its registers, or eight groups: 16 to 32 values a thread, or eight."""
+    """A program has a whole row in its registers, or eight groups: eight to 32 values a thread, or eight."""
     columns = triton.next_power_of_2(group_size)
     if columns <= BLOCK:
         return QuantizeConfig(block_rows=8, block_columns=columns, num_warps=4)
-    return QuantizeConfig(block_rows=1, block_columns=columns, num_warps=min(32, max(4, columns // 512)))
+    return QuantizeConfig(block_rows=1, block_columns=columns, num_warps=min(32, max(4, columns // 256)))
 
 
 def _quantize_triton(x: Tensor, values: Tensor, scale: Tensor, static_scale: Tensor | None) -> None:
@@ -139,6 +127,8 @@ def _quantize_kernel(
     PROGRAMMATIC: tl.constexpr,
 ):
     """One program: BLOCK_ROWS groups, of one token or of several."""
+    if PROGRAMMATIC:
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     token = (row // groups).to(tl.int64)
     group = row % groups
@@ -147,18 +137,73 @@ def _quantize_kernel(
     live_row = row < num_rows
     live = live_row[:, None] & (inner < GROUP_SIZE)[None, :] & (column < features)
     if PROGRAMMATIC:
-        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
 
     tile = tl.load(x + token[:, None] * x_stride + column, mask=live, other=0.0).to(tl.float32)
     if STATIC:
         row_scale = tl.load(static_scale) + tl.zeros((BLOCK_ROWS,), dtype=tl.float32)
     else:
-        amax = tl.max(tl.abs(tile), axis=1)
-        row_scale = tl.maximum(amax, 1e-12) * (1.0 / 448.0)  # as `scale_of_amax`
-    scaled = tl.math.div_rn(tile, tl.broadcast_to(row_scale[:, None], (BLOCK_ROWS, BLOCK_COLUMNS)))
-    # NaN stays NaN: the engine finds a broken row by its logits.
-    scaled = tl.clamp(scaled, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
-    features_of_token = values + token[:, None] * features + column
-    tl.store(features_of_token, scaled.to(values.dtype.element_ty), mask=live)
+        row_scale = fp8_scale(tl.max(tl.abs(tile), axis=1))
+    quantized = divide_to_fp8(tile, row_scale[:, None], values.dtype.element_ty)
+    tl.store(values + token[:, None] * features + column, quantized, mask=live)
     tl.store(scale + token * scale_token_stride + group * scale_group_stride, row_scale, mask=live_row)
+
+
+MAXIMA_COLUMNS = 1024
+"""Of a part: what `quantize_by_maxima` has a program for."""
+MAXIMA_WARPS = 4
+
+
+def quantize_by_maxima(x: Tensor, maxima: Tensor, quantized: QuantizedActivation) -> None:
+    """As `quantize_per_token`, by many programs a token. On CUDA, or in the interpreter: the rest of a kernel in front.
+
+    Args:
+        x: [T, K] contiguous.
+        maxima: [T, ceil(K / MAXIMA_COLUMNS)] float32: the largest absolute value of each part of a row.
+        quantized: written.
+    """
+    tokens, features = x.shape
+    parts = maxima.shape[1]
+    assert x.is_contiguous() and maxima.is_contiguous() and parts == triton.cdiv(features, MAXIMA_COLUMNS)
+    if tokens == 0:
+        return
+    programmatic = programmatic_launch(x)
+    _quantize_by_maxima_kernel[(tokens, parts)](
+        x,
+        maxima,
+        quantized.values,
+        quantized.scale,
+        FEATURES=features,
+        BLOCK=MAXIMA_COLUMNS,
+        BLOCK_PARTS=triton.next_power_of_2(parts),
+        PROGRAMMATIC=programmatic,
+        num_warps=MAXIMA_WARPS,
+        **launch_options(programmatic),
+    )
+
+
+@triton.jit(do_not_specialize_on_alignment=["maxima", "scale"])
+def _quantize_by_maxima_kernel(
+    x,
+    maxima,
+    values,
+    scale,
+    FEATURES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_PARTS: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
+):
+    """One program: one part of one token."""
+    if PROGRAMMATIC:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    token = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    column = part * BLOCK + tl.arange(0, BLOCK)
+    live = column < FEATURES
+    row = tl.load(x + token * FEATURES + column, mask=live, other=0.0).to(tl.float32)
+    parts = tl.arange(0, BLOCK_PARTS)
+    of_row = tl.load(maxima + token * tl.num_programs(1) + parts, mask=parts < tl.num_programs(1), other=0.0)
+    row_scale = fp8_scale(tl.max(of_row, axis=0))
+    tl.store(values + token * FEATURES + column, divide_to_fp8(row, row_scale, values.dtype.element_ty), mask=live)
+    tl.store(scale + token, row_scale, mask=part == 0)

@@ -19,6 +19,9 @@ from tensorrt_lora.utils.pinned_staging import PinnedStaging
 RANK_PAGE = 16
 """Rank rows in a page, the unit in which adapters take room in the pools."""
 
+NUM_LORA_COUNTERS = 4096
+"""Two, and one for each tile of tokens and block of rank rows of a `lora_linear`."""
+
 MAX_MODULES = 3
 """Modules of a LoraLayer at most: q, k and v."""
 
@@ -55,6 +58,9 @@ class LoraTables:
     output_sizes: tuple[int, ...]
     max_rank: int
     """Multiple of RANK_PAGE, at least every rank."""
+    counters: Tensor | None = None
+    """[NUM_LORA_COUNTERS] int32, zeros between kernels: what `lora_linear` counts in. All layers may share them, for
+    kernels on one stream follow each other; None where that op is not used."""
 
     @property
     def num_modules(self) -> int:

@@ -194,7 +194,6 @@ def _lora_shrink_kernel(
     EVEN_K: tl.constexpr,
 ):
     """One program: the rows of one tile times BLOCK_R rank rows, over one slice of K."""
-    split = tl.program_id(1)
     tile = tl.program_id(2)
     # Loads are issued before anything waits for one: at decode a program is little but dependent reads.
     slot = tl.load(tile_slot + tile)
@@ -202,9 +201,82 @@ def _lora_shrink_kernel(
     length = tl.load(tile_len + tile)
     if slot < 0:
         return
+    if not is_live_block(rank, slot, tl.program_id(0), num_slots, MAX_RANK, BLOCK_R):
+        return
+    shrink_block(
+        x,
+        a_pool,
+        out,
+        page_table,
+        rank,
+        sorted_tokens,
+        slot,
+        start,
+        length,
+        tl.program_id(0),
+        tl.program_id(1),
+        num_tokens,
+        num_slots,
+        in_features,
+        x_stride,
+        a_module_stride,
+        a_row_stride,
+        page_stride,
+        split_width,
+        MODULES,
+        MAX_RANK,
+        PAGE,
+        BLOCK_M,
+        BLOCK_R,
+        BLOCK_K,
+        EVEN_K,
+    )
 
-    # Rank rows of all modules are one axis: row i is row i % MAX_RANK of module i // MAX_RANK.
-    row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+
+@triton.jit
+def is_live_block(rank, slot, rank_block, num_slots, MAX_RANK: tl.constexpr, BLOCK_R: tl.constexpr):
+    """Whether a block of rank rows has any of the slot's: not if it lies wholly beyond the rank of one module."""
+    if MAX_RANK % BLOCK_R == 0:
+        first_row = rank_block * BLOCK_R
+        return first_row % MAX_RANK < tl.load(rank + first_row // MAX_RANK * num_slots + slot)
+    else:
+        return slot >= 0
+
+
+@triton.jit
+def shrink_block(
+    x,
+    a_pool,
+    out,
+    page_table,
+    rank,
+    sorted_tokens,
+    slot,
+    start,
+    length,
+    rank_block,
+    split,
+    num_tokens,
+    num_slots,
+    in_features,
+    x_stride,
+    a_module_stride,
+    a_row_stride,
+    page_stride,
+    split_width,
+    MODULES: tl.constexpr,
+    MAX_RANK: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    EVEN_K: tl.constexpr,
+):
+    """The rows of one tile (of a slot, from `start` in the sorted tokens) times a block of rank rows, one slice of K.
+
+    Rank rows of all modules are one axis: row i is row i % MAX_RANK of module i // MAX_RANK.
+    """
+    row = rank_block * BLOCK_R + tl.arange(0, BLOCK_R)
     module = row // MAX_RANK
     rank_row = row % MAX_RANK
     in_table = row < MODULES * MAX_RANK
@@ -214,10 +286,6 @@ def _lora_shrink_kernel(
     live_token = position < length
     token = tl.load(sorted_tokens + start + position, mask=live_token, other=0).to(tl.int64)
     live_row = rank_row < row_rank
-    if MAX_RANK % BLOCK_R == 0:  # the block lies in one module, perhaps wholly beyond the rank there
-        first_row = tl.program_id(0) * BLOCK_R
-        if first_row % MAX_RANK >= tl.load(rank + first_row // MAX_RANK * num_slots + slot):
-            return
 
     pool_row = (page * PAGE + rank_row % PAGE).to(tl.int64)
     x_rows = x + token * x_stride

@@ -1,8 +1,14 @@
 """Which kernels are launched while the kernel before them still runs.
 
-Programmatic dependent launch (sm_90): a kernel's programs start early, may read what no kernel writes (weights), and
-wait with `gdc_wait` for all kernels before them ahead of anything else. It hides the launch, and the small kernel that
-stands before a projection. Called by kernels whose body has that wait.
+Programmatic dependent launch (sm_90) hides launches, and small kernels between large ones. Called by kernels that
+
+* first of all let the next kernel start (`gdc_launch_dependents`): it comes as soon as there is room, and may let its
+  own successor start, so that any number of kernels may be ahead of a running one;
+* read only what no kernel of a step writes, weights, positions and the like, before
+* every program waits (`gdc_wait`) for the kernels in front, which have waited for those in front of them.
+
+Behind an ordinary kernel or copy the wait returns when that has ended; behind a join of two streams, when the kernels
+in front on both have. An ordinary kernel starts when the one before it has ended.
 """
 
 import os

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tensorrt_lora.kernels.dispatch import use_triton
 from tensorrt_lora.kernels.paged_attention import write_kv_cache
+from tensorrt_lora.kernels.programmatic_launch import launch_options, programmatic_launch
 from tensorrt_lora.kernels.rms_norm import rms_norm_reference
 
 
@@ -43,6 +44,9 @@ def qk_norm_rope(
     """Normalise every head of `q` and `k`, rotate it by its token's position, both in place.
 
     The norm is rounded as in `rms_norm_reference`; the rotation is computed in float32 and rounded once.
+
+    Positions, cache slots and the table are read while the kernel in front may still run (`programmatic_launch`): they
+    are written before a step, not in it.
 
     Args:
         q: [T, H * D], rows may be strided.
@@ -117,6 +121,7 @@ def _qk_norm_rope_triton(
     if tokens == 0:
         return
     heads, kv_heads = q.shape[1] // head_dim, k.shape[1] // head_dim
+    programmatic = programmatic_launch(q)
     # A tensor stands in for what the kernel does not read.
     write = KvCacheWrite(k, k, position_ids) if kv_write is None else kv_write
     # One shape of program for every T, so that a token's bits do not depend on how many come with it.
@@ -143,7 +148,9 @@ def _qk_norm_rope_triton(
         WRITE_KV=kv_write is not None,
         BLOCK_HEADS=BLOCK_HEADS,
         BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
+        PROGRAMMATIC=programmatic,
         num_warps=num_warps(head_dim),
+        **launch_options(programmatic),
     )
 
 
@@ -171,33 +178,41 @@ def _qk_norm_rope_kernel(
     WRITE_KV: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
 ):
     """One program: BLOCK_HEADS query heads, or key heads and their values, of one token."""
+    if PROGRAMMATIC:
+        tl.extra.cuda.gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
-    position = tl.load(position_ids + token).to(tl.int64)
-    angles = cos_sin_cache + position * HEAD_DIM
-
     # As wide as the heads, so that each head reads weights and angles for itself: in one layout of registers
     # the threads have nothing to exchange but the sums of squares.
     half = tl.broadcast_to(tl.arange(0, BLOCK_HALF)[None, :], (BLOCK_HEADS, BLOCK_HALF))
+    in_half = half < HEAD_DIM // 2
     query_groups = tl.cdiv(HEADS, BLOCK_HEADS)
+    angles = cos_sin_cache + tl.load(position_ids + token).to(tl.int64) * HEAD_DIM
     if group < query_groups:
         head = group * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
-        live = (head < HEADS) & (half < HEAD_DIM // 2)
-        _norm_rope(q + token * q_stride + head * HEAD_DIM + half, live, half, q_weight, angles, HEAD_DIM, EPS, NORM)
+        live = (head < HEADS) & in_half
+        heads = q + token * q_stride + head * HEAD_DIM + half
+        parameters = _load_halves(q_weight, angles, half, in_half, HEAD_DIM, NORM)
+        if PROGRAMMATIC:
+            tl.extra.cuda.gdc_wait()
+        _norm_rope(heads, live, parameters, HEAD_DIM, EPS, NORM)
     else:
         head = (group - query_groups) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
-        live = (head < KV_HEADS) & (half < HEAD_DIM // 2)
+        live = (head < KV_HEADS) & in_half
         column = head * HEAD_DIM + half
+        parameters = _load_halves(k_weight, angles, half, in_half, HEAD_DIM, NORM)
         if WRITE_KV:
             slot = tl.load(cache_slots + token)
+        if PROGRAMMATIC:
+            tl.extra.cuda.gdc_wait()
+        if WRITE_KV:
             values = v + token * v_stride + column
             first_value = tl.load(values, mask=live)
             second_value = tl.load(values + HEAD_DIM // 2, mask=live)
-        first_key, second_key = _norm_rope(
-            k + token * k_stride + column, live, half, k_weight, angles, HEAD_DIM, EPS, NORM
-        )
+        first_key, second_key = _norm_rope(k + token * k_stride + column, live, parameters, HEAD_DIM, EPS, NORM)
         if WRITE_KV:
             # A page is PAGE_SIZE key rows followed by PAGE_SIZE value rows.
             row = slot // PAGE_SIZE * (2 * PAGE_SIZE) + slot % PAGE_SIZE
@@ -210,19 +225,27 @@ def _qk_norm_rope_kernel(
 
 
 @triton.jit
-def _norm_rope(heads, live, half, weight, angles, HEAD_DIM: tl.constexpr, EPS: tl.constexpr, NORM: tl.constexpr):
+def _load_halves(weight, angles, half, in_half, HEAD_DIM: tl.constexpr, NORM: tl.constexpr):
+    """(cos, sin, first half of the weight, second half), each [BLOCK_HEADS, BLOCK_HALF]; no weight without a norm."""
+    HALF: tl.constexpr = HEAD_DIM // 2
+    cos = tl.load(angles + half, mask=in_half, other=0.0)
+    sin = tl.load(angles + HALF + half, mask=in_half, other=0.0)
+    if NORM:
+        first = tl.load(weight + half, mask=in_half, other=0.0).to(tl.float32)
+        second = tl.load(weight + HALF + half, mask=in_half, other=0.0).to(tl.float32)
+        return cos, sin, first, second
+    else:
+        return cos, sin, cos, sin
+
+
+@triton.jit
+def _norm_rope(heads, live, parameters, HEAD_DIM: tl.constexpr, EPS: tl.constexpr, NORM: tl.constexpr):
     """Both halves of heads [BLOCK_HEADS, BLOCK_HALF], finished: stored over `heads`, and returned."""
     HALF: tl.constexpr = HEAD_DIM // 2
     dtype: tl.constexpr = heads.dtype.element_ty
-    in_half = half < HALF
-    # These are issued before the loads of angles, whose addresses wait for the position.
+    cos, sin, first_weight, second_weight = parameters
     first = tl.load(heads, mask=live, other=0.0).to(tl.float32)
     second = tl.load(heads + HALF, mask=live, other=0.0).to(tl.float32)
-    if NORM:
-        first_weight = tl.load(weight + half, mask=in_half, other=0.0).to(tl.float32)
-        second_weight = tl.load(weight + HALF + half, mask=in_half, other=0.0).to(tl.float32)
-    cos = tl.load(angles + half, mask=in_half, other=0.0)
-    sin = tl.load(angles + HALF + half, mask=in_half, other=0.0)
     if NORM:
         square_sum = tl.sum(first * first + second * second, axis=1, keep_dims=True)
         inverse_rms = tl.rsqrt(square_sum / HEAD_DIM + EPS)

@@ -1,63 +1,189 @@
-"""Root-mean-square normalisation over the last dimension, alone and fused with the residual addition.
+"""Root-mean-square normalisation over the last dimension: alone, behind the residual addition, before a quantisation.
 
 Called by `modules/rms_norm.py`. Source: Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019).
 
-Statistics are in float32. The reference rounds as Hugging Face's models do: the sum with the residual, then
-the normalised row, then its product with the weight, each to the input's dtype. FlashInfer's kernels keep all
-of it in float32 and round what they store: the two differ by about a unit in the last place.
+Statistics are in float32. Rounded, as Hugging Face's models do, to the input's dtype: the sum with the residual, the
+normalised row, its product with the weight. The quantisation reads that product, as if it were an op of its own.
 """
 
 import torch
+import triton
+import triton.language as tl
+from torch import Tensor
 
-from tensorrt_lora.kernels.flashinfer_dispatch import use_flashinfer
+from tensorrt_lora.kernels.dispatch import use_triton
+from tensorrt_lora.kernels.fp8_quantize import quantize_reference
+from tensorrt_lora.kernels.programmatic_launch import launch_options, programmatic_launch
+from tensorrt_lora.kernels.quantized_activation import (
+    ActivationQuantization,
+    QuantizedActivation,
+    divide_to_fp8,
+    fp8_scale,
+    store_fp8_groups,
+)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight: x [..., N] (rows may be strided), weight [N] -> new [..., N].
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float, quantization: ActivationQuantization | None = None
+) -> tuple[Tensor, QuantizedActivation | None]:
+    """x / sqrt(mean(x^2) + eps) * weight: x [..., N] (rows may be strided), weight [N] in x's dtype.
 
-    Both have the same dtype.
+    Returns:
+        A new tensor [..., N]; and its rows [-1, N] quantised, if that is asked for.
     """
     assert weight.dtype == x.dtype and weight.shape == x.shape[-1:]
-    if use_flashinfer(x):
-        return _rms_norm_flashinfer(x, weight, eps)
-    return rms_norm_reference(x, weight, eps)
+    rows = x.reshape(-1, x.shape[-1])
+    out = torch.empty_like(rows, memory_format=torch.contiguous_format)
+    quantized = None if quantization is None else quantization.empty(rows)
+    normalize = rms_norm_triton if use_triton(x) else rms_norm_reference_into
+    normalize(rows, None, weight, eps, out, quantization, quantized)
+    return out.view(x.shape), quantized
 
 
-def fused_add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+def fused_add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, quantization: ActivationQuantization | None = None
+) -> QuantizedActivation | None:
     """Both in place, [T, N]: `residual` becomes residual + x, and `x` becomes rms_norm of that sum.
 
-    All three have the same dtype; weight is [N].
+    All three have the same dtype; weight is [N]. Returns the new `x` quantised, if that is asked for.
     """
     assert weight.dtype == x.dtype == residual.dtype
     assert weight.shape == x.shape[-1:] and residual.shape == x.shape
-    if use_flashinfer(x, residual):
-        _fused_add_rms_norm_flashinfer(x, residual, weight, eps)
-    else:
-        fused_add_rms_norm_reference(x, residual, weight, eps)
+    quantized = None if quantization is None else quantization.empty(x)
+    normalize = rms_norm_triton if use_triton(x) else rms_norm_reference_into
+    normalize(x, residual, weight, eps, x, quantization, quantized)
+    return quantized
 
 
-def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """The same in torch."""
+def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The norm in torch: x [..., N] -> a new tensor."""
     x_fp32 = x.float()
     inverse_rms = torch.rsqrt(x_fp32.square().mean(-1, keepdim=True) + eps)
     return (x_fp32 * inverse_rms).to(x.dtype) * weight
 
 
-def fused_add_rms_norm_reference(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
-    """The same in torch."""
-    residual.add_(x)
-    x.copy_(rms_norm_reference(residual, weight, eps))
+def rms_norm_reference_into(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    out: Tensor,
+    quantization: ActivationQuantization | None,
+    quantized: QuantizedActivation | None,
+) -> None:
+    """Both ops in torch: x [T, N], `residual` (added to, where there is one), `out` (may be x), `quantized`."""
+    total = x if residual is None else residual.add_(x)
+    out.copy_(rms_norm_reference(total, weight, eps))
+    if quantization is not None and quantized is not None:
+        quantize_reference(out, quantized.values, quantized.scale, quantization.static_scale)
 
 
-def _rms_norm_flashinfer(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    import flashinfer
-
-    out = torch.empty_like(x)
-    flashinfer.rmsnorm(x, weight, eps, out=out)
-    return out
+_THREAD_COLUMNS = 16
+_MAX_WARPS = 32
 
 
-def _fused_add_rms_norm_flashinfer(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
-    import flashinfer
+def block_and_warps(width: int) -> tuple[int, int]:
+    """Columns of a program, which has one row, and its warps. No function of T: sums keep their order."""
+    block = triton.next_power_of_2(width)
+    return block, min(_MAX_WARPS, max(1, block // (32 * _THREAD_COLUMNS)))
 
-    flashinfer.fused_add_rmsnorm(x, residual, weight, eps)
+
+def rms_norm_triton(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    out: Tensor,
+    quantization: ActivationQuantization | None,
+    quantized: QuantizedActivation | None,
+) -> None:
+    """The same as a Triton kernel."""
+    tokens, width = x.shape
+    assert x.stride(1) == out.stride(1) == weight.stride(0) == 1 and (residual is None or residual.stride(1) == 1)
+    if tokens == 0:
+        return
+    block, num_warps = block_and_warps(width)
+    programmatic = programmatic_launch(x)
+    # A tensor stands in for what the kernel does not read.
+    target = QuantizedActivation(out, out) if quantized is None else quantized
+    static_scale = None if quantization is None else quantization.static_scale
+    _rms_norm_kernel[(tokens,)](
+        x,
+        x if residual is None else residual,
+        weight,
+        out,
+        target.values,
+        target.scale,
+        target.scale if static_scale is None else static_scale,
+        x.stride(0),
+        x.stride(0) if residual is None else residual.stride(0),
+        out.stride(0),
+        target.scale.stride(1),
+        WIDTH=width,
+        EPS=eps,
+        ADD=residual is not None,
+        QUANTIZE="" if quantization is None else quantization.granularity(width),
+        BLOCK=block,
+        VECTOR=min(block, 16 // x.itemsize),
+        PROGRAMMATIC=programmatic,
+        num_warps=num_warps,
+        **launch_options(programmatic),
+    )
+
+
+@triton.jit(do_not_specialize=["scale_stride"], do_not_specialize_on_alignment=["scale", "static_scale"])
+def _rms_norm_kernel(
+    x,
+    residual,
+    weight,
+    out,
+    values,
+    scale,
+    static_scale,
+    x_stride,
+    residual_stride,
+    out_stride,
+    scale_stride,
+    WIDTH: tl.constexpr,
+    EPS: tl.constexpr,
+    ADD: tl.constexpr,
+    QUANTIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
+):
+    """One program: one row. Only parameters of the model are read before the wait."""
+    if PROGRAMMATIC:
+        tl.extra.cuda.gdc_launch_dependents()
+    token = tl.program_id(0).to(tl.int64)
+    # A thread has 16 bytes of the input at a time, whether float8 is written or not: so sums have one order.
+    column = tl.max_contiguous(tl.arange(0, BLOCK), VECTOR)
+    live = column < WIDTH
+    factor = tl.load(weight + column, mask=live, other=0.0)
+    if QUANTIZE == "static":
+        row_scale = tl.load(static_scale)
+    if PROGRAMMATIC:
+        tl.extra.cuda.gdc_wait()
+
+    dtype: tl.constexpr = out.dtype.element_ty
+    row = tl.load(x + token * x_stride + column, mask=live, other=0.0).to(tl.float32)
+    if ADD:
+        stream = residual + token * residual_stride + column
+        total = (row + tl.load(stream, mask=live, other=0.0).to(tl.float32)).to(dtype)
+        tl.store(stream, total, mask=live)
+        row = total.to(tl.float32)
+    inverse_rms = tl.rsqrt(tl.sum(row * row, axis=0) / WIDTH + EPS)
+    normed = (row * inverse_rms).to(dtype).to(tl.float32)
+    normed = (normed * factor.to(tl.float32)).to(dtype)
+    tl.store(out + token * out_stride + column, normed, mask=live)
+
+    if QUANTIZE != "":
+        normed = normed.to(tl.float32)
+        if QUANTIZE == "group":
+            store_fp8_groups(normed, column, 0, values + token * WIDTH, scale + token, scale_stride, WIDTH)
+        else:
+            if QUANTIZE == "token":
+                row_scale = fp8_scale(tl.max(tl.abs(normed), axis=0))
+            quantized = divide_to_fp8(normed, row_scale, values.dtype.element_ty)
+            tl.store(values + token * WIDTH + column, quantized, mask=live)
+            tl.store(scale + token, row_scale)

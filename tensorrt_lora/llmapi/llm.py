@@ -7,18 +7,22 @@ prompts and outputs; what an engine does with a request is none of its business.
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from os import PathLike
 from types import TracebackType
 from typing import TypeAlias, overload
 
 from tensorrt_lora.adapters.adapter_report import AdapterReport
+from tensorrt_lora.adapters.adapter_status import AdapterStatus
 from tensorrt_lora.config.llm_args import TorchLlmArgs
 from tensorrt_lora.engine.adapter_checker import AdapterChecker
+from tensorrt_lora.engine.engine_stats import EngineStats
 from tensorrt_lora.engine.executor_client import ExecutorClient
 from tensorrt_lora.engine.executor_worker import ExecutorFactory
 from tensorrt_lora.engine.inline_executor_client import InlineExecutorClient
 from tensorrt_lora.engine.process_executor_client import ProcessExecutorClient
 from tensorrt_lora.engine.py_executor import PyExecutor
+from tensorrt_lora.llmapi.adapter_calls import AdapterCalls
 from tensorrt_lora.llmapi.prompt import PromptDict, PromptInput, split_prompts
 from tensorrt_lora.llmapi.request_arguments import LoRAArgument, PromptAdapter, SamplingArgument
 from tensorrt_lora.llmapi.request_future import RequestFuture
@@ -76,7 +80,9 @@ class LLM:
         dispatcher = ResponseDispatcher(client)
         # Runs once: on shutdown, when the LLM is collected, or at the interpreter's exit.
         self._finalizer = weakref.finalize(self, dispatcher.close)
-        self._runner = RequestRunner(dispatcher, self.tokenizer, lora_enabled=self.args.lora_config is not None)
+        lora_enabled = self.args.lora_config is not None
+        self._runner = RequestRunner(dispatcher, self.tokenizer, lora_enabled=lora_enabled)
+        self._adapters = AdapterCalls(dispatcher, lora_enabled=lora_enabled)
 
     @overload
     def generate(
@@ -234,6 +240,42 @@ class LLM:
         )
         return checker.check(lora_request)
 
+    def load_lora(self, lora_request: LoRARequest, *, pinned: bool = False) -> AdapterStatus:
+        """Bring an adapter to host memory, so that requests with it need not wait; others go on meanwhile.
+
+        Needed for an id that was unloaded; any other adapter is loaded by its first request too. An adapter that is
+        in memory is not read again. To replace one while it is used, load the new files under another id, send new
+        requests there, and unload the old id: requests that run finish on the version they began with.
+
+        Args:
+            pinned: never evict it from host memory. The last call counts: without it, a pinned adapter is unpinned.
+
+        Raises AdapterError (a ValueError) with all reasons and a `kind` for an adapter that cannot be served,
+        ValueError when LoRA is off, EngineDeadError when the engine is gone.
+        """
+        return self.load_lora_async(lora_request, pinned=pinned).result()
+
+    def load_lora_async(self, lora_request: LoRARequest, *, pinned: bool = False) -> "Future[AdapterStatus]":
+        """As `load_lora`, at once: the future has the status or raises. To cancel it does not stop the load."""
+        return self._adapters.load(lora_request, pinned=pinned)
+
+    def unload_lora(self, lora_int_id: int) -> None:
+        """Give an adapter out no more, and free its host memory and its slot once its last user is gone.
+
+        Requests that run or wait with it are served; new ones with the id are refused until it is loaded again. Raises
+        ValueError for an id that stands for no adapter, EngineDeadError when the engine is gone.
+        """
+        self._adapters.unload(lora_int_id).result()
+
+    def list_loras(self) -> list[AdapterStatus]:
+        """Every adapter that an id stands for, in order of ids; then combinations in memory and unloaded versions that
+        are still in use. Raises EngineDeadError when the engine is gone."""
+        return self._adapters.list().result()
+
+    def stats(self) -> EngineStats:
+        """The engine's figures as of now. Raises EngineDeadError when the engine is gone."""
+        return self._adapters.stats().result()
+
     def shutdown(self) -> None:
         """Stop the engine and wait for its end; requests still running fail. A second call does nothing."""
         self._finalizer()
@@ -277,5 +319,5 @@ def _split_conversations(messages: Conversation | Sequence[Conversation]) -> tup
 def _only(outputs: list[RequestOutput]) -> RequestOutput:
     [output] = outputs
     if output.error is not None:
-        raise RequestError(output.error)
+        raise RequestError(output.error, output.adapter_error_kind)
     return output

@@ -5,6 +5,7 @@ Owns the sequences of a request and what they share. Called by `request_future`,
 
 from dataclasses import dataclass, field
 
+from tensorrt_lora.adapters.adapter_error import AdapterErrorKind
 from tensorrt_lora.engine.generation_request import FinishReason, GenerationRequest, GenerationResponse
 from tensorrt_lora.llmapi.completion_builder import CompletionBuilder
 from tensorrt_lora.llmapi.incremental_detokenizer import IncrementalDetokenizer
@@ -31,6 +32,7 @@ class OutputBuilder:
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._num_cached_tokens = 0
         self._error: str | None = None
+        self._error_kind: AdapterErrorKind | None = None
         params = request.sampling_params
         self._completions = [
             CompletionBuilder(
@@ -63,6 +65,7 @@ class OutputBuilder:
         self._completions[response.sequence_index].append(response)
         if response.finish_reason == "error" and self._error is None:
             self._error = response.error or "the engine gave no reason"
+            self._error_kind = response.error_kind
             self.finish("error")
 
     def finish(self, reason: FinishReason) -> None:
@@ -94,6 +97,7 @@ class OutputBuilder:
             finished=self.finished,
             lora_request=self._request.lora_request,
             error=self._error,
+            adapter_error_kind=self._error_kind,
         )
 
 

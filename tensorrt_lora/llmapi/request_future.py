@@ -146,7 +146,7 @@ class RequestFuture:
 
 def _checked(output: RequestOutput) -> RequestOutput:
     if output.error is not None:
-        raise RequestError(output.error)
+        raise RequestError(output.error, output.adapter_error_kind)
     return output
 
 

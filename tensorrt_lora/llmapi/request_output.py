@@ -6,13 +6,25 @@ object of its own and says what is new in it.
 
 from dataclasses import dataclass
 
+from tensorrt_lora.adapters.adapter_error import AdapterErrorKind
 from tensorrt_lora.engine.generation_request import FinishReason
 from tensorrt_lora.lora_request import LoRARequest, WeightedLoRARequests
 from tensorrt_lora.sampling_params import Logprob
 
 
 class RequestError(ValueError):
-    """One request was refused or failed; others and the engine go on."""
+    """One request was refused or failed; others and the engine go on.
+
+    Attributes:
+        adapter_error_kind: as in `AdapterError.kind`, where the adapter was at fault.
+    """
+
+    def __init__(self, message: str, adapter_error_kind: AdapterErrorKind | None = None) -> None:
+        super().__init__(message, adapter_error_kind)
+        self.adapter_error_kind = adapter_error_kind
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +87,7 @@ class RequestOutput:
         finished: no snapshot follows.
         lora_request: the adapter, or the combination, it ran with; None for the base model.
         error: why the request failed; every completion then has finish reason "error".
+        adapter_error_kind: as in `AdapterError.kind`, where the adapter was at fault.
     """
 
     request_id: int
@@ -86,3 +99,4 @@ class RequestOutput:
     finished: bool = False
     lora_request: LoRARequest | WeightedLoRARequests | None = None
     error: str | None = None
+    adapter_error_kind: AdapterErrorKind | None = None

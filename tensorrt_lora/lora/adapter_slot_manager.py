@@ -50,6 +50,7 @@ class AdapterSlotManager:
         assert num_slots >= 1 and num_pages >= 1
         self.num_slots = num_slots
         self.num_pages = num_pages
+        self.num_evictions = 0
         self._slots: OrderedDict[AdapterKey, Slot] = OrderedDict()  # least recently used first
         self._free_slots = list(range(num_slots))[::-1]
         self._free_pages = list(range(num_pages))[::-1]
@@ -98,3 +99,4 @@ class AdapterSlotManager:
         victim = next((key for key in self._slots if key not in protected), None)
         assert victim is not None, "the scheduler admitted more adapters than the slots can hold"
         self.remove(victim)
+        self.num_evictions += 1

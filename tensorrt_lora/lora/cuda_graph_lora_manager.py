@@ -14,11 +14,14 @@ from tensorrt_lora.config.lora_config import LoraConfig
 from tensorrt_lora.kernels.lora_batch import MAX_EXTRA_ROWS, RANK_PAGE, pages_for_rows
 from tensorrt_lora.lora.adapter_slot_manager import AdapterSlotManager, SlotTenant
 from tensorrt_lora.lora.adapter_weights import AdapterWeights
+from tensorrt_lora.lora.batch_kind import BatchKind, batch_kinds, rank_kinds
 from tensorrt_lora.lora.cuda_graph_lora_params import CudaGraphLoraParams
 from tensorrt_lora.lora.extra_rows_builder import ExtraRowsBuilder
 from tensorrt_lora.lora.lora_layer_key import LoraLayerKey, LoraLayerShape
 from tensorrt_lora.lora.lora_params import LoraParams
-from tensorrt_lora.lora.lora_plan import LoraPlan
+from tensorrt_lora.lora.lora_plan import LoraPlan, allowed_plans
+from tensorrt_lora.lora.lora_plan_table import LoraPlanTable
+from tensorrt_lora.lora.lora_plans import LoraPlans
 from tensorrt_lora.lora.lora_site import LoraSite, find_lora_layers
 from tensorrt_lora.lora.module_types import LoraModuleType, target_types
 from tensorrt_lora.utils.logger import logger
@@ -41,6 +44,7 @@ class CudaGraphLoraManager:
         model: its `LoraLayer`s are adaptable, as far as `lora_config.lora_target_modules` allows.
         base_parameters: the model's "<hf_name>.weight" and "<hf_name>.bias" of every site, for adapters with a bias or
             with DoRA.
+        plan_table: how LoRA runs in captured forwards.
         cache_bytes: device memory that the slots' weights may take; binds together with `lora_config.num_slots`.
         max_num_tokens: largest batch, in tokens.
 
@@ -54,6 +58,7 @@ class CudaGraphLoraManager:
         lora_config: LoraConfig,
         *,
         base_parameters: Mapping[str, torch.Tensor],
+        plan_table: LoraPlanTable,
         cache_bytes: int,
         max_num_tokens: int,
         dtype: torch.dtype,
@@ -90,26 +95,37 @@ class CudaGraphLoraManager:
         self._extra_rows = ExtraRowsBuilder(self.sites.values(), base_parameters, dtype=dtype)
         self._specialize = lora_config.cuda_graph_specialize_lora
         self._aux_stream = create_aux_stream(device) if lora_config.overlap_lora_and_base else None
-        self.plan = LoraPlan.BOTH_BESIDE if self._aux_stream is not None else LoraPlan.SEQUENTIAL
+        self._plan_table = plan_table
+        self._allowed_plans = allowed_plans(overlap=self._aux_stream is not None)
+        self._rank_kinds = rank_kinds(lora_config.max_lora_rank)
+        self.fixed_plan: LoraPlan | None = None  # for measurements: instead of the table
         logger.info(
-            "LoRA: %d slots of rank <= %d sharing %d pages of 16 rank rows (%.1f MiB) over %d layers; %s",
+            "LoRA: %d slots of rank <= %d share %d pages of 16 rank rows (%.1f MiB) over %d layers; %s, planned by %s",
             lora_config.num_slots,
             lora_config.max_lora_rank,
             num_pages,
             self._params.nbytes / 2**20,
             len(layers),
-            "beside the base" if self._aux_stream else "after the base",
+            "with a second stream" if self._aux_stream else "on one stream",
+            plan_table.source,
         )
 
-    def graph_plan(self, adapters: Sequence[LoraAdapter | None]) -> LoraPlan | None:
-        """The plan whose captured graph a decode batch replays; None is the graph without LoRA."""
-        if self._specialize and all(adapter is None for adapter in adapters):
+    def graph_plan(self, adapters: Sequence[LoraAdapter | None], num_rows: int) -> LoraPlans | None:
+        """How LoRA runs in the captured graph of `num_rows` tokens that a batch replays; None: it is not in there."""
+        pages = {adapter.key: adapter.num_pages for adapter in adapters if adapter is not None}
+        if self._specialize and not pages:
             return None
-        return self.plan
+        if self.fixed_plan is not None:
+            return LoraPlans(self.fixed_plan)
+        most = max(pages.values(), default=1) * RANK_PAGE
+        rank = next((rank for rank in self._rank_kinds if rank >= most), self._rank_kinds[-1])
+        return self._plan_table.plans(BatchKind(num_rows, len(pages) > 1, rank), self._allowed_plans)
 
-    def graph_plans(self) -> tuple[LoraPlan | None, ...]:
-        """The plans to capture for each batch size; None for the graph without LoRA."""
-        return (self.plan, None) if self._specialize else (self.plan,)
+    def graph_plans(self, num_rows: int) -> tuple[LoraPlans | None, ...]:
+        """All that `graph_plan` may answer, to be captured."""
+        kinds = batch_kinds(num_rows, self.slot_manager.num_slots, self._rank_kinds)
+        plans = dict.fromkeys(self._plan_table.plans(kind, self._allowed_plans) for kind in kinds)
+        return (*plans, None) if self._specialize else tuple(plans)
 
     def prepare(
         self,
@@ -117,7 +133,7 @@ class CudaGraphLoraManager:
         query_lens: Sequence[int],
         *,
         num_padding_tokens: int = 0,
-        graph_plan: LoraPlan | None = None,
+        graph_plan: LoraPlans | None = None,
     ) -> LoraParams:
         """Place the batch's adapters and write its metadata; call before the forward, capture or replay.
 
@@ -141,7 +157,7 @@ class CudaGraphLoraManager:
             use_cuda_graph_mode=graph_plan is not None,
             num_seqs=len(adapters) + num_padding_tokens,
             lora_aux_stream=self._aux_stream,
-            lora_plan=graph_plan or self.plan,
+            lora_plans=graph_plan or LoraPlans(LoraPlan.SEQUENTIAL),
         )
 
 

@@ -11,6 +11,7 @@ import torch
 
 from tensorrt_lora.kernels.lora_batch import (
     MAX_EXTRA_ROWS,
+    NUM_LORA_COUNTERS,
     RANK_PAGE,
     LoraBatch,
     LoraBatchBuffers,
@@ -56,6 +57,7 @@ class CudaGraphLoraParams:
         self._scale = torch.zeros((num_sites, num_slots), dtype=torch.float32, device=device)
         self._extras = torch.zeros((num_sites, num_slots), dtype=torch.int32, device=device)
         self._batch_buffers = LoraBatchBuffers(max_num_tokens=max_num_tokens, num_slots=num_slots, device=device)
+        counters = torch.zeros(NUM_LORA_COUNTERS, dtype=torch.int32, device=device)
         self.layer_info: dict[LoraLayerKey, LoraTables] = {}
         first_site = 0
         for key, shape in layers.items():
@@ -69,6 +71,7 @@ class CudaGraphLoraParams:
                 extras=self._extras[sites],
                 output_sizes=shape.output_sizes,
                 max_rank=pages_for_rows(max_rank) * RANK_PAGE,
+                counters=counters,
             )
             first_site = sites.stop
         self.batch: LoraBatch = self.write_batch(np.zeros(0, dtype=np.int32))

@@ -12,10 +12,16 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from tensorrt_lora.kernels.linear import linear
+from tensorrt_lora.kernels.linear_weight import LinearWeight
+from tensorrt_lora.kernels.lora_batch import LoraBatch, LoraTables
+from tensorrt_lora.kernels.lora_linear import can_fuse, lora_linear
+from tensorrt_lora.kernels.quantized_activation import QuantizedActivation
 from tensorrt_lora.lora.lora_branch import LoraBranch
 from tensorrt_lora.lora.lora_layer_key import LoraLayerKey, LoraLayerShape
 from tensorrt_lora.lora.lora_params import LoraParams
 from tensorrt_lora.lora.lora_plan import LoraPlan
+from tensorrt_lora.lora.lora_plans import ProjectionShape
 from tensorrt_lora.lora.module_types import LoraModuleType
 from tensorrt_lora.utils.multi_stream_utils import (
     create_event_pair,
@@ -32,11 +38,23 @@ class BaseProjection:
     """
 
     x: torch.Tensor  # [..., in]
-    weight: torch.Tensor  # [out, in]
-    bias: torch.Tensor | None  # [out]
+    weight: LinearWeight
+
+    def base_input(self) -> torch.Tensor | QuantizedActivation:
+        """`x` as the weight multiplies it: [tokens, in]."""
+        return self.x.reshape(-1, self.x.shape[-1])
 
     def __call__(self) -> torch.Tensor:
-        return functional.linear(self.x, self.weight, self.bias)
+        return linear(self.base_input(), self.weight, self.x.dtype).unflatten(0, self.x.shape[:-1])
+
+    def can_fuse(self, tables: LoraTables) -> bool:
+        """Whether one launch serves this projection and its LoRA."""
+        return self.x.is_contiguous() and can_fuse(self.x.shape[:-1].numel(), self.weight, tables)
+
+    def with_lora(self, tables: LoraTables, batch: LoraBatch) -> torch.Tensor:
+        """Base and LoRA in one launch."""
+        rows = self.x.view(-1, self.x.shape[-1])
+        return lora_linear(rows, self.base_input(), self.weight, tables, batch).view(*self.x.shape[:-1], -1)
 
 
 @dataclass(slots=True)
@@ -128,7 +146,13 @@ class LoraLayer(nn.Module):
 
         # Outside `with_multi_stream` nothing overlaps, and a delta of its own would only cost memory: gigabytes for a
         # long prefill.
-        plan = lora_params["lora_plan"] if do_multi_stream() else LoraPlan.SEQUENTIAL
+        plan = LoraPlan.SEQUENTIAL
+        if do_multi_stream():
+            plan = lora_params["lora_plans"].plan_for(_shape_of(base_forward, targeted[0]))
+        if plan is LoraPlan.FUSED:
+            if isinstance(base_forward, BaseProjection) and len(targeted) == 1 and base_forward.can_fuse(targeted[0]):
+                return base_forward.with_lora(targeted[0], params.batch)
+            plan = LoraPlan.SEQUENTIAL
         aux_stream = lora_params["lora_aux_stream"] if plan is not LoraPlan.SEQUENTIAL else None
         # Allocated before the fork: what crosses streams belongs to the main stream.
         branches = [LoraBranch(x, tables, params.batch, plan) for tables in targeted]
@@ -151,3 +175,8 @@ class LoraLayer(nn.Module):
         if self._par_events is None:
             self._par_events = create_event_pair()
         return self._par_events
+
+
+def _shape_of(base_forward: Callable[[], torch.Tensor], tables: LoraTables) -> ProjectionShape:
+    stored = base_forward.weight.values if isinstance(base_forward, BaseProjection) else tables.a_pool
+    return ProjectionShape(tables.a_pool.shape[2], tables.b_pool.shape[1], stored.itemsize)

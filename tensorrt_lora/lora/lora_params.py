@@ -5,7 +5,7 @@ from typing import TypedDict
 import torch
 
 from tensorrt_lora.lora.cuda_graph_lora_params import CudaGraphLoraParams
-from tensorrt_lora.lora.lora_plan import LoraPlan
+from tensorrt_lora.lora.lora_plans import LoraPlans
 
 
 class LoraParams(TypedDict):
@@ -15,4 +15,4 @@ class LoraParams(TypedDict):
     use_cuda_graph_mode: bool  # the forward is being captured or replayed
     num_seqs: int  # requests in the batch, padding included
     lora_aux_stream: torch.cuda.Stream | None  # None: LoRA runs after the base, on the same stream
-    lora_plan: LoraPlan  # what runs on the auxiliary stream, where there is one
+    lora_plans: LoraPlans  # how LoRA runs in a captured forward; an eager one is sequential

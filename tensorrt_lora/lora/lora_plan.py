@@ -1,16 +1,30 @@
-"""How the LoRA branch of a projection runs beside, or after, its base."""
+"""How the LoRA branch of a projection runs: after its base, beside it, or in the same kernel."""
 
 from enum import Enum
 
 
 class LoraPlan(Enum):
-    """What runs on the auxiliary stream while the base projection runs. Every plan gives the same bits."""
+    """Every plan gives the same bits."""
 
     SEQUENTIAL = "sequential"
-    """Nothing: x @ A follows the base, and the expand adds into the base output."""
+    """x @ A follows the base, and the expand adds into the base output."""
 
     SHRINK_BESIDE = "shrink_beside"
-    """x @ A beside the base; the expand adds into the base output after the join."""
+    """x @ A beside the base on the auxiliary stream; the expand adds into the base output after the join."""
 
     BOTH_BESIDE = "both_beside"
-    """x @ A and h @ B beside the base, into a delta of their own; `lora_add` after the join (TensorRT-LLM's shape)."""
+    """x @ A and h @ B beside the base on the auxiliary stream, into a delta of their own; `lora_add` after the join
+    (TensorRT-LLM's shape)."""
+
+    FUSED = "fused"
+    """One kernel: x @ A by its first programs, h @ B in the last steps of the base's tiles. Where a projection does not
+    allow it (many tokens, an embedding), it is SEQUENTIAL."""
+
+    @property
+    def uses_aux_stream(self) -> bool:
+        return self in (LoraPlan.SHRINK_BESIDE, LoraPlan.BOTH_BESIDE)
+
+
+def allowed_plans(*, overlap: bool) -> tuple[LoraPlan, ...]:
+    """All plans, or those on one stream."""
+    return tuple(plan for plan in LoraPlan if overlap or not plan.uses_aux_stream)

@@ -4,6 +4,8 @@ Module paths ("model.layers.3.self_attn") are those of Hugging Face checkpoints:
 name. Built by `create_model`, called by the engine. Knows nothing of requests, adapters or streams.
 """
 
+from itertools import pairwise
+
 import torch
 from torch import nn
 
@@ -14,6 +16,7 @@ from tensorrt_lora.modules.attention import Attention
 from tensorrt_lora.modules.embedding import Embedding, LMHead
 from tensorrt_lora.modules.gated_mlp import GatedMLP
 from tensorrt_lora.modules.linear_method_factory import LinearMethodFactory
+from tensorrt_lora.modules.linear_weights import LinearWeights
 from tensorrt_lora.modules.mlp import MLP
 from tensorrt_lora.modules.rms_norm import RMSNorm
 from tensorrt_lora.modules.rotary_embedding import RotaryEmbedding
@@ -61,12 +64,16 @@ class DecoderLayer(nn.Module):
         """
         if residual is None:
             residual = hidden_states
-            hidden_states = self.input_layernorm(hidden_states)
+            hidden_states, quantized = self.input_layernorm(hidden_states, self.self_attn.input_quantization)
         else:
-            hidden_states, residual = self.input_layernorm.add_and_norm(hidden_states, residual)
-        hidden_states = self.self_attn(position_ids, hidden_states, attn_metadata, lora_params)
-        hidden_states, residual = self.post_attention_layernorm.add_and_norm(hidden_states, residual)
-        return self.mlp(hidden_states, lora_params), residual
+            hidden_states, residual, quantized = self.input_layernorm.add_and_norm(
+                hidden_states, residual, self.self_attn.input_quantization
+            )
+        hidden_states = self.self_attn(position_ids, hidden_states, attn_metadata, lora_params, quantized)
+        hidden_states, residual, quantized = self.post_attention_layernorm.add_and_norm(
+            hidden_states, residual, self.mlp.input_quantization
+        )
+        return self.mlp(hidden_states, lora_params, quantized), residual
 
 
 class DecoderModel(nn.Module):
@@ -95,7 +102,7 @@ class DecoderModel(nn.Module):
         for layer in self.layers:
             hidden_states, residual = layer(position_ids, hidden_states, residual, attn_metadata, lora_params)
         assert residual is not None, "a decoder has at least one layer"
-        hidden_states, _ = self.norm.add_and_norm(hidden_states, residual)
+        hidden_states, _, _ = self.norm.add_and_norm(hidden_states, residual)
         return hidden_states
 
 
@@ -153,6 +160,9 @@ class DecoderModelForCausalLM(nn.Module):
             for layer_idx in range(config.num_layers)
         ]
         self.model = DecoderModel(layers=layers, config=config, dtype=dtype, device=device)
+        projections = [module for module in self.model.modules() if isinstance(module, LinearWeights)]
+        for projection, following in pairwise(projections):
+            projection.read_before(following)
         self.lm_head = LMHead(
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,

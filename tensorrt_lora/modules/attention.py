@@ -8,6 +8,7 @@ from torch import nn
 
 from tensorrt_lora.attention_backend.interface import AttentionBackend, AttentionMetadata
 from tensorrt_lora.kernels.qk_norm_rope import KvCacheWrite, qk_norm_rope
+from tensorrt_lora.kernels.quantized_activation import ActivationQuantization, QuantizedActivation
 from tensorrt_lora.lora.layer import LoraLayer
 from tensorrt_lora.lora.lora_params import LoraParams
 from tensorrt_lora.lora.module_types import LoraModuleType
@@ -98,17 +99,25 @@ class Attention(nn.Module):
         self.rotary_emb = rotary_emb
         self.attn = attn_backend(layer_idx=layer_idx, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
 
+    @property
+    def input_quantization(self) -> ActivationQuantization | None:
+        """How the first projection reads its input, as in `Linear`."""
+        return self.qkv_proj.input_quantization
+
     def forward(
         self,
         position_ids: torch.Tensor,
         hidden_states: torch.Tensor,
         attn_metadata: AttentionMetadata,
         lora_params: LoraParams | None,
+        quantized: QuantizedActivation | None = None,
     ) -> torch.Tensor:
-        """[T, hidden] at `position_ids` [T] -> [T, hidden]; keys and values go to the metadata's cache."""
-        qkv = LoraLayer.forward_with_base(
-            self.qkv_proj.base(hidden_states), (self.qkv_lora,), hidden_states, lora_params, self.layer_idx
-        )
+        """[T, hidden] at `position_ids` [T] -> [T, hidden]; keys and values go to the metadata's cache.
+
+        `quantized` is `hidden_states` under `input_quantization`, if that is done already.
+        """
+        base = self.qkv_proj.base(hidden_states, quantized)
+        qkv = LoraLayer.forward_with_base(base, (self.qkv_lora,), hidden_states, lora_params, self.layer_idx)
         q, k, v = qkv.split((self.q_size, self.kv_size, self.kv_size), dim=-1)
         kv_write = KvCacheWrite(
             v, attn_metadata.kv_cache[self.layer_idx], attn_metadata.cache_slots[: attn_metadata.num_tokens]

@@ -6,6 +6,7 @@ Each is adapted on its own, in a tied model too: LoRA on the embedding does not 
 import torch
 from torch import nn
 
+from tensorrt_lora.kernels.linear_weight import LinearWeight
 from tensorrt_lora.lora.layer import BaseEmbedding, BaseProjection, LoraLayer
 from tensorrt_lora.lora.lora_params import LoraParams
 from tensorrt_lora.lora.module_types import OUTSIDE_LAYERS, LoraModuleType
@@ -64,5 +65,5 @@ class LMHead(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor, lora_params: LoraParams | None) -> torch.Tensor:
         """[n, hidden] -> [n, vocab]; `lora_params` holds the metadata of these n rows."""
-        base = BaseProjection(hidden_states, self.weight, None)
+        base = BaseProjection(hidden_states, LinearWeight(self.weight))
         return LoraLayer.forward_with_base(base, (self.lora,), hidden_states, lora_params, self.layer_idx)

@@ -10,7 +10,6 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 
-from tensorrt_lora.kernels.fp8_linear import tile_counters
 from tensorrt_lora.kernels.fp8_weight import (
     BLOCK,
     FP8_DTYPE,
@@ -19,6 +18,8 @@ from tensorrt_lora.kernels.fp8_weight import (
     quantize_weight,
     quantize_weight_blocks,
 )
+from tensorrt_lora.kernels.linear_weight import tile_counters
+from tensorrt_lora.kernels.quantized_activation import ActivationQuantization, QuantizedActivation
 from tensorrt_lora.lora.fp8_base_projection import Fp8BaseProjection
 from tensorrt_lora.modules.checkpoint_target import FLOAT_DTYPES, FP8_DTYPES, CheckpointTarget, copy_target
 from tensorrt_lora.modules.linear_method import LinearMethod
@@ -45,11 +46,11 @@ class _Fp8Method(LinearMethod):
         weights.weight_scale = nn.Parameter(scale, requires_grad=False)
         weights.counters = tile_counters(weights.out_features, device)
 
-    def base(self, weights: LinearWeights, x: Tensor) -> Fp8BaseProjection:
-        assert weights.weight_scale is not None and weights.counters is not None
-        return Fp8BaseProjection(
-            x, weights.weight, weights.bias, weights.weight_scale, weights.input_scale, weights.counters
-        )
+    @abstractmethod
+    def input_quantization(self, weights: LinearWeights) -> ActivationQuantization: ...
+
+    def base(self, weights: LinearWeights, x: Tensor, quantized: QuantizedActivation | None) -> Fp8BaseProjection:
+        return Fp8BaseProjection(x, weights.linear_weight(), self.input_quantization(weights), quantized)
 
     def checkpoint_targets(self, weights: LinearWeights, rows: slice) -> dict[str, CheckpointTarget]:
         values = weights.weight[rows]
@@ -95,6 +96,9 @@ class Fp8LinearMethod(_Fp8Method):
             unknown = torch.full((), torch.nan, dtype=torch.float32, device=device)
             weights.input_scale = nn.Parameter(unknown, requires_grad=False)
 
+    def input_quantization(self, weights: LinearWeights) -> ActivationQuantization:
+        return ActivationQuantization(static_scale=weights.input_scale)
+
     def checkpoint_targets(self, weights: LinearWeights, rows: slice) -> dict[str, CheckpointTarget]:
         targets = super().checkpoint_targets(weights, rows)
         if weights.input_scale is not None and self._in_checkpoint:
@@ -138,6 +142,9 @@ class Fp8BlockLinearMethod(_Fp8Method):
                 f"all but the last need a multiple of {BLOCK} rows; use FP8_PER_TENSOR"
             )
         super().create_weights(weights, part_sizes, device)
+
+    def input_quantization(self, weights: LinearWeights) -> ActivationQuantization:
+        return ActivationQuantization(by_group=True)
 
     def set_weight(self, weights: LinearWeights, rows: slice, values: Tensor) -> None:
         quantized, scale = quantize_weight_blocks(values.to(weights.weight.device))

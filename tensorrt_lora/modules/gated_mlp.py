@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from tensorrt_lora.kernels.activation import silu_and_mul
+from tensorrt_lora.kernels.quantized_activation import ActivationQuantization, QuantizedActivation
 from tensorrt_lora.lora.layer import LoraLayer
 from tensorrt_lora.lora.lora_params import LoraParams
 from tensorrt_lora.lora.module_types import LoraModuleType
@@ -75,9 +76,17 @@ class GatedMLP(nn.Module):
             ),
         )
 
-    def forward(self, x: torch.Tensor, lora_params: LoraParams | None) -> torch.Tensor:
-        """[T, hidden] -> [T, hidden]."""
+    @property
+    def input_quantization(self) -> ActivationQuantization | None:
+        """How the first projection reads its input, as in `Linear`."""
+        return self.gate_up_proj.input_quantization
+
+    def forward(
+        self, x: torch.Tensor, lora_params: LoraParams | None, quantized: QuantizedActivation | None = None
+    ) -> torch.Tensor:
+        """[T, hidden] -> [T, hidden]; `quantized` is x under `input_quantization`, if that is done already."""
         gate_up = LoraLayer.forward_with_base(
-            self.gate_up_proj.base(x), (self.gate_up_lora,), x, lora_params, self.layer_idx
+            self.gate_up_proj.base(x, quantized), (self.gate_up_lora,), x, lora_params, self.layer_idx
         )
-        return self.down_proj(silu_and_mul(gate_up), lora_params, self.layer_idx)
+        product, quantized = silu_and_mul(gate_up, self.down_proj.input_quantization)
+        return self.down_proj(product, lora_params, self.layer_idx, quantized)

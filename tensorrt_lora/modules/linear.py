@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from tensorrt_lora.kernels.quantized_activation import ActivationQuantization, QuantizedActivation
 from tensorrt_lora.lora.layer import BaseProjection, LoraLayer
 from tensorrt_lora.lora.lora_params import LoraParams
 from tensorrt_lora.modules.checkpoint_target import CheckpointTarget, copy_target
@@ -56,15 +57,27 @@ class Linear(LinearWeights):
             self.bias = nn.Parameter(torch.empty(out_features, dtype=dtype, device=device), requires_grad=False)
         self.lora = lora
 
-    def base(self, x: Tensor) -> BaseProjection:
-        """The projection without LoRA, bound to `x` [T, in]: to be called, or taken apart by a fused plan."""
-        return self._method.base(self, x)
+    @property
+    def input_quantization(self) -> ActivationQuantization | None:
+        """How the base reads its input, for the op in front to quantise in passing; None for as it is."""
+        return self._method.input_quantization(self)
 
-    def forward(self, x: Tensor, lora_params: LoraParams | None, layer_idx: int) -> Tensor:
-        """[T, in] -> [T, out], a tensor of its own."""
+    def base(self, x: Tensor, quantized: QuantizedActivation | None = None) -> BaseProjection:
+        """The projection without LoRA, bound to `x` [T, in]: to be called, or taken apart by a fused plan.
+
+        Args:
+            quantized: x under `input_quantization`, if that is done already.
+        """
+        return self._method.base(self, x, quantized)
+
+    def forward(
+        self, x: Tensor, lora_params: LoraParams | None, layer_idx: int, quantized: QuantizedActivation | None = None
+    ) -> Tensor:
+        """[T, in] -> [T, out], a tensor of its own; `quantized` as for `base`."""
+        base = self.base(x, quantized)
         if self.lora is None:
-            return self.base(x)()
-        return LoraLayer.forward_with_base(self.base(x), (self.lora,), x, lora_params, layer_idx)
+            return base()
+        return LoraLayer.forward_with_base(base, (self.lora,), x, lora_params, layer_idx)
 
     def parts(self, path: str) -> Iterator[tuple[str, slice]]:
         """(Hugging Face name, rows) of every projection in the weight of this layer, whose own name is `path`."""

@@ -5,6 +5,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
+from tensorrt_lora.kernels.linear_weight import tile_counters
+from tensorrt_lora.kernels.quantized_activation import ActivationQuantization, QuantizedActivation
 from tensorrt_lora.lora.layer import BaseProjection
 from tensorrt_lora.modules.checkpoint_target import CheckpointTarget, copy_target
 from tensorrt_lora.modules.linear_weights import LinearWeights
@@ -28,8 +30,16 @@ class LinearMethod(ABC):
         """
 
     @abstractmethod
-    def base(self, weights: LinearWeights, x: Tensor) -> BaseProjection:
-        """x W^T + bias, bound to x [..., in] and not yet computed."""
+    def input_quantization(self, weights: LinearWeights) -> ActivationQuantization | None:
+        """How the product reads its input; None for as it is."""
+
+    @abstractmethod
+    def base(self, weights: LinearWeights, x: Tensor, quantized: QuantizedActivation | None) -> BaseProjection:
+        """x W^T + bias, bound to x [..., in] and not yet computed.
+
+        Args:
+            quantized: the rows of x under `input_quantization`, where what made x quantised them too.
+        """
 
     @abstractmethod
     def checkpoint_targets(self, weights: LinearWeights, rows: slice) -> dict[str, CheckpointTarget]:
@@ -50,9 +60,14 @@ class UnquantizedLinearMethod(LinearMethod):
     def create_weights(self, weights: LinearWeights, part_sizes: tuple[int, ...], device: torch.device) -> None:
         weight = torch.empty((weights.out_features, weights.in_features), dtype=weights.dtype, device=device)
         weights.weight = nn.Parameter(weight, requires_grad=False)
+        weights.counters = tile_counters(weights.out_features, device)
 
-    def base(self, weights: LinearWeights, x: Tensor) -> BaseProjection:
-        return BaseProjection(x, weights.weight, weights.bias)
+    def input_quantization(self, weights: LinearWeights) -> None:
+        return None
+
+    def base(self, weights: LinearWeights, x: Tensor, quantized: QuantizedActivation | None) -> BaseProjection:
+        assert quantized is None
+        return BaseProjection(x, weights.linear_weight())
 
     def checkpoint_targets(self, weights: LinearWeights, rows: slice) -> dict[str, CheckpointTarget]:
         return {"weight": copy_target(weights.weight[rows])}

@@ -1,8 +1,9 @@
-"""RMSNorm: the weight, and the two forms in which a decoder layer applies it."""
+"""RMSNorm: the weight, and the two forms in which a decoder layer applies it, before a float8 projection or another."""
 
 import torch
 from torch import nn
 
+from tensorrt_lora.kernels.quantized_activation import ActivationQuantization, QuantizedActivation
 from tensorrt_lora.kernels.rms_norm import fused_add_rms_norm, rms_norm
 
 
@@ -14,11 +15,15 @@ class RMSNorm(nn.Module):
         self.eps = eps
         self.weight = nn.Parameter(torch.empty(size, dtype=dtype, device=device), requires_grad=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., size] -> a new tensor of that shape."""
-        return rms_norm(x, self.weight, self.eps)
+    def forward(
+        self, x: torch.Tensor, quantization: ActivationQuantization | None = None
+    ) -> tuple[torch.Tensor, QuantizedActivation | None]:
+        """[..., size] -> a new tensor of that shape; and its rows quantised, if that is asked for."""
+        return rms_norm(x, self.weight, self.eps, quantization)
 
-    def add_and_norm(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(norm(residual + x), residual + x), written over the two inputs [T, size]."""
-        fused_add_rms_norm(x, residual, self.weight, self.eps)
-        return x, residual
+    def add_and_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, quantization: ActivationQuantization | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, QuantizedActivation | None]:
+        """(norm(residual + x), residual + x), written over the inputs [T, size]; and the norm quantised, likewise."""
+        quantized = fused_add_rms_norm(x, residual, self.weight, self.eps, quantization)
+        return x, residual, quantized

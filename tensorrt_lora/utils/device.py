@@ -59,6 +59,11 @@ def flashinfer_available() -> bool:
     return importlib.util.find_spec("flashinfer") is not None
 
 
+def device_name(device: torch.device) -> str:
+    """As CUDA names it ("NVIDIA H200"), or "cpu"."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
 def device_facts() -> dict[str, str]:
     """Name and memory of the device that `auto` resolves to, for reports."""
     device = resolve_device("auto")

@@ -16,8 +16,9 @@ def test_several_problems_are_a_list():
 
 
 def test_the_error_survives_pickling():
-    error = pickle.loads(pickle.dumps(AdapterError("a1", "/a1", ["x", "y"])))
-    assert (error.name, error.path, error.problems) == ("a1", "/a1", ("x", "y"))
+    error = pickle.loads(pickle.dumps(AdapterError("a1", "/a1", ["x", "y"], "does_not_fit")))
+    assert (error.name, error.path, error.problems, error.kind) == ("a1", "/a1", ("x", "y"), "does_not_fit")
+    assert AdapterError("a1", "/a1", ["x"]).kind == "bad_adapter"
 
 
 def test_problems_are_raised_together():

@@ -1,5 +1,7 @@
 import pytest
 
+from tensorrt_lora.adapters import adapter_registry
+from tensorrt_lora.adapters.adapter_error import AdapterError
 from tensorrt_lora.adapters.adapter_registry import AdapterRegistry
 from tensorrt_lora.lora_request import LoRARequest
 
@@ -61,3 +63,28 @@ def test_a_relative_path_without_a_current_directory(tmp_path, monkeypatch):
     registry.register(LoRARequest("a1", 1, "/a1"))
     with pytest.raises(ValueError, match=r"lora_path of adapter 'a2' is relative \(a2\).* give an absolute path"):
         registry.register(LoRARequest("a2", 2, "a2"))
+
+
+def test_an_unloaded_id_is_refused_until_it_is_revived():
+    registry = AdapterRegistry()
+    registry.register(LoRARequest("a1", 1, "/a1"))
+    assert registry.unload(1).name == "a1"
+    with pytest.raises(AdapterError, match="lora_int_id 1 was unloaded; load it again") as caught:
+        registry.register(LoRARequest("a1", 1, "/a1"))
+    assert caught.value.kind == "unloaded"
+    with pytest.raises(ValueError, match="lora_int_id 1 stands for no adapter"):
+        registry.unload(1)
+    registry.register(LoRARequest("other", 1, "/other"), revive=True)
+    registry.register(LoRARequest("other", 1, "/other"))
+
+
+def test_only_so_many_unloaded_ids_are_remembered(monkeypatch):
+    monkeypatch.setattr(adapter_registry, "_MAX_UNLOADED", 2)
+    registry = AdapterRegistry()
+    for number in range(3):
+        registry.register(LoRARequest("a", number, "/a"))
+        registry.unload(number)
+    registry.register(LoRARequest("a", 0, "/a"))
+    for number in (1, 2):
+        with pytest.raises(AdapterError, match="was unloaded"):
+            registry.register(LoRARequest("a", number, "/a"))

@@ -1,15 +1,20 @@
 """Loading in the background, limits, sharing and life cycle. Waits are bounded: a hang is a failure."""
 
+import gc
 import shutil
 import threading
+import time
+import weakref
 from concurrent.futures import Future
+from contextlib import suppress
 
 import pytest
 import torch
 
 from tensorrt_lora.adapters.adapter_error import AdapterError
-from tensorrt_lora.adapters.adapter_handle import AdapterHandle
+from tensorrt_lora.adapters.adapter_handle import COMBINED_ID, AdapterHandle
 from tensorrt_lora.adapters.adapter_reader import AdapterReader
+from tensorrt_lora.adapters.adapter_status import AdapterStatus
 from tensorrt_lora.adapters.adapter_store import AdapterStore
 from tensorrt_lora.adapters.combined_adapter import AdapterCombiner
 from tensorrt_lora.config.lora_config import LoraConfig
@@ -23,7 +28,7 @@ _Q0 = (0, LoraModuleType.ATTENTION_Q)
 
 
 class _Disk:
-    """A reader that counts, and that can be told to wait."""
+    """A reader that counts, and that can be told to wait, for all adapters or for one (`slow`)."""
 
     def __init__(self, reader: AdapterReader) -> None:
         self._reader = reader
@@ -31,11 +36,13 @@ class _Disk:
         self.started = threading.Event()
         self.go = threading.Event()
         self.go.set()
+        self.slow: str | None = None
 
     def read(self, request: LoRARequest) -> AdapterWeights:
         self.reads.append(request.lora_name)
         self.started.set()
-        assert self.go.wait(_TIMEOUT)
+        if self.slow in (None, request.lora_name):
+            assert self.go.wait(_TIMEOUT)
         return self._reader.read(request)
 
 
@@ -57,9 +64,16 @@ def requests(sites, tmp_path):
 def make_store(disk):
     stores: list[AdapterStore] = []
 
-    def make_store(max_adapters: int | None = None, max_bytes: int = 2**30) -> AdapterStore:
-        combine = AdapterCombiner(max_rank=8).combine
-        stores.append(AdapterStore(disk.read, max_adapters=max_adapters, max_bytes=max_bytes, combine=combine))
+    def make_store(max_adapters: int | None = None, max_bytes: int = 2**30, num_loaders: int = 4) -> AdapterStore:
+        stores.append(
+            AdapterStore(
+                disk.read,
+                max_adapters=max_adapters,
+                max_bytes=max_bytes,
+                combine=AdapterCombiner(max_rank=8).combine,
+                num_loaders=num_loaders,
+            )
+        )
         return stores[-1]
 
     yield make_store
@@ -282,7 +296,7 @@ def test_an_id_whose_load_failed_is_free(make_store, requests, tmp_path):
 
 
 def test_a_discarded_request_leaves_no_reference(make_store, disk, requests):
-    store = make_store(max_adapters=1)
+    store = make_store(max_adapters=1, num_loaders=1)
     disk.go.clear()
     queued = [store.acquire(requests[0]), store.acquire(requests[1])]
     store.discard(queued[1])
@@ -447,3 +461,253 @@ def test_without_a_current_directory_only_relative_paths_fail(make_store, reques
     with pytest.raises(ValueError, match="give an absolute path"):
         store.acquire(LoRARequest("a9", 9, "a9")).result(_TIMEOUT)
     assert store.acquire(requests[0]).result(_TIMEOUT).name == "a0"
+
+
+# Loads side by side
+
+
+def _status(store: AdapterStore, adapter_id: int) -> AdapterStatus:
+    return next(status for status in store.statuses() if status.lora_int_id == adapter_id)
+
+
+def test_a_slow_load_holds_up_nobody(make_store, disk, requests):
+    store = make_store()
+    disk.slow = "a0"
+    disk.go.clear()
+    slow = store.acquire(requests[0])
+    for request in requests[1:]:
+        assert _get(store.acquire(request)).name == request.lora_name
+    assert not slow.done()
+    disk.go.set()
+    assert _get(slow).name == "a0"
+
+
+def test_no_more_adapters_are_read_at_once_than_there_are_loaders(make_store, disk, requests):
+    store = make_store(num_loaders=2)
+    disk.go.clear()
+    waiters = [store.acquire(request) for request in requests]
+    while len(disk.reads) < 2:
+        time.sleep(0)
+    assert disk.reads == ["a0", "a1"]
+    disk.go.set()
+    assert [_get(waiter).name for waiter in waiters] == ["a0", "a1", "a2", "a3"]
+
+
+def test_a_load_that_waits_for_room_lets_by_what_fits_beside_it(make_store, requests, sites, tmp_path):
+    big, small = (LoRARequest(name, number, str(tmp_path / name)) for name, number in (("big", 9), ("small", 8)))
+    write_adapter(tmp_path / "big", random_tensors(sites, ("q_proj",), 8), config_fields(8, ["q_proj"]))
+    write_adapter(tmp_path / "small", random_tensors(sites, ("k_proj",), 1), config_fields(1, ["k_proj"]))
+    size = _get(make_store().acquire(requests[0])).host_bytes
+    store = make_store(max_bytes=4 * size + size // 2)
+    held = [_get(store.acquire(request)) for request in requests[:3]]
+    waits = store.acquire(big)  # as large as two
+    assert _get(store.acquire(small)).name == "small"
+    assert not waits.done()
+    store.release(held[0])
+    assert _get(waits).name == "big"
+
+
+def test_two_that_wait_for_the_same_room_both_get_it_in_turn(make_store, requests):
+    store = make_store(max_adapters=1)
+    held = _get(store.acquire(requests[0]))
+    waiters = [store.acquire(request) for request in requests[1:]]
+    store.release(held)
+    served = []
+    while waiters:
+        [waiter] = [waiter for waiter in waiters if _is_next(waiter)][:1] or [None]
+        if waiter is not None:
+            waiters.remove(waiter)
+            served.append(_get(waiter).name)
+            store.release(_get(waiter))
+    assert sorted(served) == ["a1", "a2", "a3"]
+
+
+def _is_next(waiter: Future[AdapterHandle]) -> bool:
+    time.sleep(0)
+    return waiter.done()
+
+
+# Loading for requests to come
+
+
+def test_a_load_takes_no_reference(make_store, disk, requests):
+    store = make_store(max_adapters=1)
+    assert _get(store.load(requests[0])).name == "a0"
+    assert _status(store, 0).users == 0
+    assert _get(store.load(requests[0])) is _get(store.acquire(requests[0]))
+    assert disk.reads == ["a0"]
+
+
+def test_a_load_joins_a_request_that_waits(make_store, disk, requests):
+    store = make_store()
+    disk.go.clear()
+    waiter, load = store.acquire(requests[0]), store.load(requests[0], pinned=True)
+    assert (_status(store, 0).state, _status(store, 0).users, _status(store, 0).tier) == ("loading", 1, "disk")
+    disk.go.set()
+    assert _get(load) is _get(waiter)
+    status = _status(store, 0)
+    assert (status.state, status.users, status.pinned) == ("ready", 1, True)
+    assert disk.reads == ["a0"]
+
+
+def test_pinned_adapters_give_way_to_nobody(make_store, requests):
+    store = make_store(max_adapters=2)
+    _get(store.load(requests[0], pinned=True))
+    _load(store, requests[1], requests[2], requests[3])
+    assert _names(store) == ["a0", "a3"]
+    busy = _get(store.acquire(requests[0]))
+    waits = _get(store.acquire(requests[3]))
+    blocked = store.acquire(requests[1])
+    with pytest.raises(TimeoutError):
+        blocked.result(0.2)
+    assert store.acquire(requests[0]).done()  # it does not have to make room
+    store.release(waits)
+    assert _get(blocked).name == "a1"
+    store.release(busy)
+
+
+def test_what_pinned_adapters_leave_no_room_for_is_refused(make_store, requests):
+    size = _get(make_store().acquire(requests[0])).host_bytes
+    store = make_store(max_bytes=2 * size - 1)
+    _get(store.load(requests[0], pinned=True))
+    with pytest.raises(AdapterError) as caught:
+        _get(store.load(requests[1], pinned=True))
+    assert caught.value.kind == "does_not_fit"
+    assert str(caught.value) == (
+        f"adapter 'a1' ({requests[1].lora_path}): it takes {size} bytes of host memory, but pinned adapters leave "
+        f"{size - 1} of peft_cache_config.host_cache_size={2 * size - 1}; unload one, or raise it to {2 * size} or more"
+    )
+    held = _get(store.acquire(requests[0]))
+    store.load(requests[0])
+    waits = store.acquire(requests[1])
+    with pytest.raises(TimeoutError):
+        waits.result(0.2)
+    store.load(requests[0], pinned=True)
+    with pytest.raises(AdapterError, match="pinned adapters leave"):  # also what waits already
+        _get(waits)
+    store.release(held)
+
+
+# Unloading
+
+
+def test_an_unloaded_id_is_refused_until_it_is_loaded(make_store, requests):
+    store = make_store()
+    _load(store, requests[0])
+    store.unload(0)
+    assert (store.statuses(), store.host_bytes) == ([], 0)
+    with pytest.raises(AdapterError, match="lora_int_id 0 was unloaded; load it again to use it") as caught:
+        _get(store.acquire(requests[0]))
+    assert caught.value.kind == "unloaded"
+    with pytest.raises(AdapterError, match="lora_int_id 0 was unloaded"):
+        _get(store.acquire(_mix((requests[0], 0.5), (requests[1], 1.0))))
+    with pytest.raises(ValueError, match="lora_int_id 0 stands for no adapter"):
+        store.unload(0)
+    other = LoRARequest("a1", 0, requests[1].lora_path)
+    assert _get(store.load(other)).name == "a1"
+    _load(store, other)
+
+
+def test_the_last_user_of_an_unloaded_adapter_frees_it(make_store, requests):
+    store = make_store()
+    handle, again = _get(store.acquire(requests[0])), _get(store.acquire(requests[0]))
+    weights = weakref.ref(handle.weights)
+    assert store.take_gone() == []
+    store.unload(0)
+    assert [(one.lora_int_id, one.state, one.users) for one in store.statuses()] == [(0, "draining", 2)]
+    store.release(handle)
+    assert store.take_gone() == []
+    store.release(again)
+    assert (store.take_gone(), store.statuses(), store.host_bytes) == ([handle.key], [], 0)
+    del handle, again
+    gc.collect()
+    assert weights() is None
+
+
+def test_unloading_during_a_load_serves_requests_and_fails_the_load(make_store, disk, requests):
+    store = make_store()
+    disk.go.clear()
+    load, waiter = store.load(requests[0]), store.acquire(requests[0])
+    assert disk.started.wait(_TIMEOUT)
+    store.unload(0)
+    with pytest.raises(AdapterError, match="was unloaded while it was loading") as caught:
+        _get(load)
+    assert caught.value.kind == "unloaded"
+    disk.go.set()
+    handle = _get(waiter)
+    assert [one.state for one in store.statuses()] == ["draining"]
+    store.release(handle)
+    assert (store.statuses(), store.host_bytes) == ([], 0)
+
+
+def test_a_load_after_an_unload_reads_after_what_is_under_way(make_store, disk, requests, sites, tmp_path):
+    """The older load, slower than anything, never replaces the newer one."""
+    store = make_store()
+    disk.go.clear()
+    old = store.acquire(requests[0])
+    assert disk.started.wait(_TIMEOUT)
+    store.unload(0)
+    new = store.load(requests[0])
+    assert disk.reads == ["a0"]
+    disk.go.set()
+    assert _get(old) is _get(new)  # the same content
+    assert disk.reads == ["a0", "a0"]
+    assert [(one.state, one.users) for one in store.statuses()] == [("ready", 1)]
+
+
+def test_statuses_follow_an_adapter(make_store, requests):
+    store = make_store(max_adapters=1)
+    before = time.time()
+    _load(store, requests[0])
+    status = _status(store, 0)
+    assert (status.name, status.path, status.state, status.tier) == ("a0", requests[0].lora_path, "ready", "host")
+    assert (status.rank, status.host_bytes, status.users, status.pinned) == (4, store.host_bytes, 0, False)
+    assert before <= status.last_used <= time.time()
+    _load(store, requests[1])
+    evicted = _status(store, 0)
+    assert (evicted.state, evicted.tier, evicted.version, evicted.rank) == ("evicted", "disk", None, None)
+    assert (evicted.host_bytes, before <= evicted.last_used) == (0, True)
+    assert len(store.take_gone()) == 1
+    mix = _get(store.acquire(_mix((requests[0], 0.5), (requests[1], 1.0))))
+    combined = store.statuses()[-1]
+    assert (combined.lora_int_id, combined.name, combined.users) == (COMBINED_ID, mix.name, 1)
+
+
+def test_an_idle_store_keeps_nothing_of_what_it_unloaded(make_store, requests):
+    store = make_store()
+    weights = []
+    for request in requests:
+        weights.append(weakref.ref(_get(store.load(request)).weights))
+        store.unload(request.lora_int_id)
+    gc.collect()
+    assert [one() for one in weights] == [None] * 4
+
+
+def test_loads_unloads_and_requests_from_many_threads(make_store, requests):
+    store = make_store(max_adapters=3)
+    wrong: list[str] = []
+
+    def use(offset: int) -> None:
+        for step in range(40):
+            request = requests[(offset + step * 3) % 4]
+            if step % 5 == offset % 5:
+                with suppress(ValueError):  # another thread was first
+                    store.unload(request.lora_int_id)
+            with suppress(AdapterError):  # unloaded meanwhile
+                _get(store.load(request, pinned=step % 11 == 0))
+            waiter = store.acquire(request)
+            if waiter.exception(_TIMEOUT) is None:
+                if waiter.result().name != request.lora_name:
+                    wrong.append(request.lora_name)
+                store.release(waiter.result())
+
+    threads = [threading.Thread(target=use, args=(offset,)) for offset in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(_TIMEOUT)
+    assert not any(thread.is_alive() for thread in threads)
+    assert wrong == []
+    for status in store.statuses():
+        store.unload(status.lora_int_id)
+    assert (store.statuses(), store.host_bytes) == ([], 0)

@@ -157,7 +157,7 @@ def test_limits_hold_in_any_order_of_calls():
             held.append(handle)
         assert cache.nbytes <= 8 * _UNIT and cache.num_adapters <= 4
         in_use = {handle.key for handle in held}
-        assert in_use <= {entry.handle.key for entry in cache._entries()}
+        assert in_use <= {entry.handle.key for entry in cache.entries()}
     assert cache.num_evictions > 100
 
 
@@ -179,3 +179,68 @@ def test_forgetting_an_adapter_forgets_what_it_is_part_of():
     assert [handle.source for handle in cache.resident()] == [2, 3, ((2, 1.0), (3, 1.0))]
     cache.release(held)
     assert cache.num_adapters == 3
+
+
+def test_behind_one_that_waits_gets_in_only_what_does_not_delay_it():
+    cache = _cache(1, 2, 3, units=5)
+    held = [cache.take(adapter_id) for adapter_id in (1, 2, 3)]
+    big = _handle(4, units=3)
+    assert not cache.admit(big)
+    assert [cache.has(adapter_id) for adapter_id in (1, 2, 3)] == [False, True, True]
+    assert not cache.admit(_handle(5), [big])  # it would fit now, but then 2 would have to make room too
+    cache.release(held[1])
+    assert cache.admit(big)
+    assert cache.has(1)
+    cache = _cache(1, 2, 3, units=6)
+    held = [cache.take(adapter_id) for adapter_id in (1, 2, 3)]
+    big = _handle(4, units=4)
+    assert not cache.admit(big)
+    assert not cache.admit(_handle(5, units=2), [big])
+    assert cache.admit(_handle(6), [big, _handle(5)]) is False
+    cache.release(held[0])
+    assert cache.admit(big)
+
+
+def test_what_fits_beside_those_ahead_gets_in_and_they_go_on_waiting():
+    cache = _cache(1, 2, 3, units=6)
+    one, two = cache.take(1), cache.take(2)
+    three = cache.take(3)
+    big = _handle(4, units=4)
+    assert not cache.admit(big)  # 1 has to go
+    assert cache.admit(_handle(5), [_handle(6, units=2)])
+    assert not cache.has(1)
+    for handle in (one, two, three):
+        cache.release(handle)
+
+
+def test_pinned_adapters_neither_go_nor_drain():
+    cache = _cache(1, 2, max_adapters=2)
+    cache.pin(1, True)
+    assert cache.admit(_handle(3))
+    assert _resident(cache) == [1, 3]
+    held = [cache.take(1), cache.take(3)]
+    assert not cache.admit(_handle(4))
+    assert (cache.has(1), cache.has(3)) == (True, False)
+    cache.pin(3, True)
+    assert cache.has(3)
+    assert cache.lack_of_room(_handle(4)) == "2 pinned adapters take all of max_cpu_loras=2; unload one or raise it"
+    cache.pin(1, False)
+    assert cache.lack_of_room(_handle(4)) is None
+    for handle in held:
+        cache.release(handle)
+    cache.forget(3)
+    assert cache.admit(_handle(3)) and cache.admit(_handle(4)) and cache.admit(_handle(5))
+    assert _resident(cache) == [4, 5]  # what was pinned under an id that was forgotten is not pinned any more
+
+
+def test_what_is_gone_is_told_once():
+    cache = _cache(1, 2, max_adapters=2)
+    held = cache.take(2)
+    assert cache.admit(_handle(3))
+    cache.forget(2)
+    assert cache.take_gone() == [_handle(1).key]
+    cache.release(held)
+    cache.forget(3)
+    assert cache.admit(_handle(3))
+    assert cache.take_gone() == [_handle(2).key]
+    assert cache.take_gone() == []

@@ -4,6 +4,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tensorrt_lora.adapters import host_weights
+from tensorrt_lora.adapters.host_weights import HostBlock
 from tensorrt_lora.config.lora_config import LoraConfig
 from tensorrt_lora.lora.module_types import LoraModuleType
 from tests.support.tiny_adapters import PREFIX, config_fields, lora_pair, random_tensors, write_adapter
@@ -128,3 +130,24 @@ def test_vectors_that_are_not_finite(refuse, tmp_path, end):
     tensors[f"{PREFIX}{_Q0}.{end}"][5] = torch.inf
     message = refuse(_write(tmp_path, tensors, use_dora=True, bias="all"))
     assert f"tensor {PREFIX}{_Q0}.{end}: holds NaN or Inf" in message
+
+
+def test_a_block_has_as_many_segments_as_it_needs(monkeypatch):
+    monkeypatch.setattr(host_weights, "_SEGMENT_BYTES", 400)
+    block = HostBlock(330, dtype=torch.float32, pin_memory=False)
+    parts = [block.take(*shape) for shape in ((10, 6), (50,), (7, 20), (80,))]
+    assert [part.shape for part in parts] == [(10, 6), (50,), (7, 20), (80,)]
+    sizes = [part.untyped_storage().nbytes() for part in parts]
+    assert sizes == [400, 400, 560, 320]  # the rest of the first is lost, the third is larger than a segment
+    for number, part in enumerate(parts):
+        part.fill_(number)
+    assert [part.unique().tolist() for part in parts] == [[0], [1], [2], [3]]
+    with pytest.raises(AssertionError, match="more was taken"):
+        block.take(1)
+
+
+def test_a_small_adapter_takes_no_more_than_its_size():
+    block = HostBlock(30, dtype=torch.bfloat16, pin_memory=False)
+    first, second = block.take(2, 5), block.take(20)
+    assert first.untyped_storage().nbytes() == 60
+    assert second.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tensorrt_lora.attention_backend.flashinfer_workspace import StepBuffer, float_workspace_bytes
+from tensorrt_lora.attention_backend.flashinfer_workspace import StepBuffer, float_workspace_bytes, prefill_graph_bytes
 from tensorrt_lora.attention_backend.interface import AttentionBatch
 
 PAGE_SIZE = 4
@@ -33,6 +33,15 @@ def test_padding_rows_sit_on_page_0() -> None:
     assert views.cache_slots.tolist() == [9, 0, 0]
     assert views.last_page_len.tolist() == [2, 1, 1]
     assert views.page_ids[:4].tolist() == [1, 2, 0, 0]
+
+
+def test_requests_of_no_tokens_have_no_pages() -> None:
+    buffer = make_buffer()
+    batch = AttentionBatch(5, [3, 1, 6, 0, 0], [7, 5, 6, 0, 0], [[9, 3], [2, 6], [0] * 6, [], []])
+    host = buffer.write(batch, PAGE_SIZE)
+    assert host.cache_slots.tolist() == [12, 13, 14, 24, 0, 1, 2, 3, 0, 1]  # the padding goes round page 0
+    assert host.indptr.tolist() == [0, 2, 4, 6, 6, 6]
+    assert host.page_ids.tolist() == [9, 3, 2, 6, 0, 0]
 
 
 def test_addresses_depend_on_the_sizes_alone() -> None:
@@ -73,3 +82,27 @@ def test_scratch_holds_the_partial_results(
     )
     need = num_heads * tiles * tile * 129 * 4
     assert need <= got <= max(need * 1.01, 128 * 2**20)
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "num_tokens", "num_requests", "tiles", "tile"),
+    [
+        (64, 8, 512, 65, 96, 128),  # 32 tiles of queries and 64 for ragged ends
+        (64, 8, 256, 2, 33, 128),  # two blocks per SM are more
+        (64, 8, 64, 64, 95, 16),  # one row for each request: group 8
+        (32, 32, 64, 40, 40, 64),  # up to 25 rows for one request
+    ],
+)
+def test_scratch_of_a_prefill_graph(
+    num_heads: int, num_kv_heads: int, num_tokens: int, num_requests: int, tiles: int, tile: int
+) -> None:
+    got = prefill_graph_bytes(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=128,
+        num_tokens=num_tokens,
+        num_requests=num_requests,
+        num_sms=132,
+    )
+    need = num_heads * tiles * tile * 129 * 4
+    assert need <= got <= need * 1.01

@@ -13,7 +13,7 @@ LONG = Workload(40, 2, 1)
 @pytest.fixture(scope="module")
 def engine():
     engine = BenchEngine(
-        "tiny", [SMALL, LARGE, LONG], lora_rank=4, plans=(None, *LoraPlan), device="cpu", max_num_tokens=8
+        "tiny", [SMALL, LARGE, LONG], lora_ranks=[4], plans=(None, *LoraPlan), device="cpu", max_num_tokens=8
     )
     yield engine
     engine.close()
@@ -36,7 +36,7 @@ def test_every_request_has_its_adapter_on_the_device(engine: BenchEngine) -> Non
     engine.submit(LARGE, LoraPlan.BOTH_BESIDE).finish()
     slots = engine.lora_manager.slot_manager
     assert sorted(key.adapter_id for key in slots.resident()) == [0, 1, 2]
-    assert engine.lora_manager.plan is LoraPlan.BOTH_BESIDE
+    assert engine.lora_manager.fixed_plan is LoraPlan.BOTH_BESIDE
 
 
 def test_a_batch_can_be_stopped_between_steps(engine: BenchEngine) -> None:
@@ -50,7 +50,7 @@ def test_a_batch_can_be_stopped_between_steps(engine: BenchEngine) -> None:
 def test_equal_prompts_are_computed_every_time(engine: BenchEngine) -> None:
     for _ in range(2):
         engine.submit(LONG, None).finish()
-    assert engine._executor.kv_cache_manager.stats().hit_tokens == 0
+    assert engine.executor.kv_cache_manager.stats().hit_tokens == 0
 
 
 def test_a_failed_request_ends_the_run(engine: BenchEngine) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tensorrt_lora.bench.bench_mode import BenchMode
+from tensorrt_lora.bench.bench_mode import TUNED, BenchMode
 from tensorrt_lora.bench.latency_bench import LatencyBench
 from tensorrt_lora.bench.latency_options import LatencyOptions
 from tensorrt_lora.bench.latency_records import LatencyResult
@@ -16,6 +16,7 @@ from tensorrt_lora.lora.lora_plan import LoraPlan
 KEYS = [
     *("bench", "preset", "isl", "osl", "concurrency", "rank", "adapters", "mix", "mode"),
     *("e2e_s", "ms_per_token", "ttft_ms", "tokens_per_s", "lora_tax", "floor_ms", "floor_fraction", "spread"),
+    *("ranks", "adapter_bytes"),
 ]
 
 
@@ -51,7 +52,7 @@ def test_header(result: LatencyResult) -> None:
     assert header.copy_bandwidth > 0 and header.load_seconds > 0
     assert header.graph_memory == {} and header.capture_seconds == 0.0  # no graphs on the CPU
     assert set(header.best_plan) == {1, 2}
-    assert set(header.best_plan.values()) <= {plan.value for plan in LoraPlan}
+    assert set(header.best_plan.values()) <= {TUNED, *(plan.value for plan in LoraPlan)}
     for concurrency in (1, 2):
         hosts = header.host_ms_per_step[concurrency]
         assert set(hosts) == {mode.value for mode in BenchMode} and min(hosts.values()) > 0
@@ -92,11 +93,30 @@ def test_without_base_there_is_no_tax() -> None:
     assert record.lora_tax is None
 
 
+def test_ranks_in_turn_are_recorded_and_counted() -> None:
+    options = LatencyOptions(
+        **{"preset": "tiny", "isl": 4, "osl": 3, "concurrency": (32,), "mix": "zipf", "adapters": 8, "device": "cpu"},
+        lora_ranks=(2, 4, 8),
+        modes=(BenchMode.BASE, BenchMode.SEQUENTIAL),
+        repeats=1,
+    )
+    result = LatencyBench(options, command="", commit=None).run(lambda _: None)
+    base, lora = result.records
+    # Of 8 adapters the seed draws some, numbered by first use.
+    assert 3 < lora.adapters <= 8 and lora.rank == 8
+    assert lora.ranks == tuple((2, 4, 8)[adapter % 3] for adapter in range(lora.adapters))
+    largest = result.header.step_bytes["adapter"]
+    assert lora.adapter_bytes == sum(lora.ranks) * largest // 8
+    added = (lora.floor_ms - base.floor_ms) / 1e3 * result.header.copy_bandwidth
+    assert added == pytest.approx(lora.adapter_bytes)
+
+
 @pytest.mark.gpu
 def test_on_cuda_every_mode_has_its_graphs() -> None:
     options = LatencyOptions(preset="tiny", isl=16, osl=8, concurrency=(1, 4), lora_rank=8, repeats=1, device="cuda")
     result = LatencyBench(options, command="", commit=None).run(lambda _: None)
-    plans = ["base only", *(plan.value for plan in LoraPlan)]
-    assert set(result.header.graph_memory) == {f"{size} {plan}" for size in (1, 4) for plan in plans}
+    plans = ["base only", TUNED, *(plan.value for plan in LoraPlan)]
+    sizes = ["1", "4", *(f"prefill {tokens}" for tokens in (16, 64))]
+    assert set(result.header.graph_memory) == {f"{size} {plan}" for size in sizes for plan in plans}
     assert result.header.capture_seconds > 0
     assert len(result.records) == 10 and torch.cuda.is_available()

@@ -18,6 +18,11 @@ def test_workloads() -> None:
     assert options.workloads() == [Workload(5, 6, size, "distinct", 2, 3) for size in (1, 4)]
 
 
+def test_ranks() -> None:
+    assert LatencyOptions(preset="tiny", lora_rank=8).adapter_ranks == (8,)
+    assert LatencyOptions(preset="tiny", lora_ranks=(64, 8)).adapter_ranks == (64, 8)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -27,6 +32,7 @@ def test_workloads() -> None:
         ({"modes": ()}, "modes"),
         ({"mix": "random"}, "mix"),
         ({"repeats": 0}, "repeats"),
+        ({"lora_ranks": (8, 0)}, "lora_ranks holds 0"),
     ],
 )
 def test_refusals(fields: dict[str, object], message: str) -> None:

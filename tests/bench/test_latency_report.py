@@ -26,6 +26,13 @@ def test_savings(latency_result: LatencyResult) -> None:
     assert list(overlap_savings(base_only)) == []
 
 
+def test_ranks_are_named(latency_result: LatencyResult, tmp_path: Path) -> None:
+    latency_result.header.options = {**latency_result.header.options, "lora_ranks": [8, 128]}
+    write_markdown(latency_result, tmp_path / "latency.md", figure=None)
+    text = (tmp_path / "latency.md").read_text()
+    assert "adapters of rank 8, 128 on all" in text and "the largest adapter 174.0 MB" in text
+
+
 def test_markdown(latency_result: LatencyResult, tmp_path: Path) -> None:
     path = tmp_path / "latency.md"
     write_markdown(latency_result, path, figure=tmp_path / "latency.png")

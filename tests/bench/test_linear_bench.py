@@ -19,16 +19,16 @@ def test_shapes_are_those_of_the_model() -> None:
 
 def test_needs_a_gpu() -> None:
     with pytest.raises(ValueError, match="kernels are timed on a CUDA device"):
-        LinearBench(["qwen3-8b-fp8"], [1], device=CPU, sweep=False)
+        LinearBench(["qwen3-8b-fp8"], [1], ["rows"], device=CPU, sweep=False)
 
 
-@pytest.mark.parametrize("name", ["bf16", "quantise, fp8_linear, rows", "quantise, fp8_linear, blocks"])
+@pytest.mark.parametrize("name", ["cuBLAS, bf16", "quantise, linear, rows", "quantise, linear, blocks"])
 def test_candidates_compute_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tensorrt_lora.bench.linear_case._ROTATED_BYTES", 1)
     case = LinearCase(LinearShape("o", 128, 256), CPU)
     case.with_tokens(3)
     candidate = next(candidate for candidate in case.fixed_candidates() if candidate.name == name)
-    assert candidate.weight_bytes == 128 * 256 * (2 if name == "bf16" else 1)
+    assert candidate.weight_bytes == 128 * 256 * (2 if name == "cuBLAS, bf16" else 1)
     error = (candidate.call(0).float() - case.expected).norm() / case.expected.norm()
     assert 0.01 < error < 0.06
     assert not torch.equal(candidate.call(0), candidate.call(1)), "copies differ"

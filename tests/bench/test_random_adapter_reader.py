@@ -21,7 +21,7 @@ RANK = 4
 
 @pytest.fixture
 def reader() -> RandomAdapterReader:
-    return RandomAdapterReader(SITES, num_adapters=3, rank=RANK, dtype=torch.float32, pin_memory=False)
+    return RandomAdapterReader(SITES, num_adapters=3, ranks=[RANK], dtype=torch.float32, pin_memory=False)
 
 
 def request_of(adapter: int) -> LoRARequest:
@@ -53,3 +53,14 @@ def test_a_delta_is_half_as_large_as_its_input(reader: RandomAdapterReader) -> N
     module = reader.read(request_of(1)).modules[1, LoraModuleType.MLP_4H_TO_H]
     delta = module.scale * (x @ module.a.T) @ module.b
     assert 0.3 < delta.std() < 0.7
+
+
+def test_ranks_take_turns() -> None:
+    reader = RandomAdapterReader(SITES, num_adapters=3, ranks=[RANK, 16], dtype=torch.float32, pin_memory=False)
+    assert [reader.rank(adapter) for adapter in range(3)] == [RANK, 16, RANK]
+    adapters = [reader.read(request_of(adapter)) for adapter in range(3)]
+    assert [weights.max_rank for weights in adapters] == [RANK, 16, RANK]
+    assert adapters[1].nbytes == 16 // RANK * adapters[0].nbytes
+    x = torch.randn(64, 512)
+    module = adapters[1].modules[1, LoraModuleType.MLP_4H_TO_H]
+    assert 0.3 < (module.scale * (x @ module.a.T) @ module.b).std() < 0.7

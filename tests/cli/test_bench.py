@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tensorrt_lora.bench.bench_mode import BenchMode
-from tensorrt_lora.cli.bench import parse_concurrency, parse_modes
+from tensorrt_lora.cli.bench import parse_modes, parse_numbers
 from tensorrt_lora.cli.main import app
 
 
@@ -48,5 +48,5 @@ def test_mistakes(options: list[str], message: str, tmp_path: Path) -> None:
 
 
 def test_parsing() -> None:
-    assert parse_concurrency("1,8,64") == (1, 8, 64)
+    assert parse_numbers("--concurrency", "1,8,64") == (1, 8, 64)
     assert parse_modes("best, base") == (BenchMode.BEST, BenchMode.BASE)

@@ -33,8 +33,35 @@ def test_explicit_sizes_are_taken_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
+    ("engine_max", "buckets"),
+    [
+        (8, [8]),
+        (16, [16]),
+        (100, [16, 32, 64, 100]),
+        (8192, [16, 32, 64, 128, 192, 256, 384, 512]),
+    ],
+)
+def test_default_prefill_buckets_end_at_512_tokens_or_the_largest_step(engine_max: int, buckets: list[int]) -> None:
+    assert CudaGraphConfig().resolve_prefill_token_buckets(engine_max) == buckets
+
+
+def test_prefill_buckets_are_explicit_or_none() -> None:
+    assert CudaGraphConfig(prefill_token_buckets=[64, 8]).resolve_prefill_token_buckets(8192) == [8, 64]
+    assert CudaGraphConfig(prefill_token_buckets=[]).resolve_prefill_token_buckets(8192) == []
+
+
+def test_without_padding_no_prefill_is_captured_unless_asked_for() -> None:
+    assert CudaGraphConfig(enable_padding=False).resolve_prefill_token_buckets(8192) == []
+    exact = CudaGraphConfig(enable_padding=False, prefill_token_buckets=[7])
+    assert exact.resolve_prefill_token_buckets(8192) == [7]
+
+
+@pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"prefill_token_buckets": [8, 16, 8]}, "prefill_token_buckets holds 8 more than once"),
+        ({"prefill_token_buckets": [0]}, "prefill_token_buckets.0\n  Input should be greater than or equal to 1"),
+        ({"prefill_token_buckets": [4097]}, "prefill_token_buckets.0\n  Input should be less than or equal to 4096"),
         ({"batch_sizes": []}, "batch_sizes is empty"),
         ({"batch_sizes": [1, 0]}, "batch_sizes holds 0: a batch has at least one request"),
         ({"batch_sizes": [4, 2, 4]}, "batch_sizes holds 4 more than once"),

@@ -108,6 +108,10 @@ def test_resolve_max_seq_len_refuses_more_than_the_model_allows() -> None:
             {"cuda_graph_config": {"max_batch_size": 65}},
             "cuda_graph_config.max_batch_size=65 is more than max_batch_size=64",
         ),
+        (
+            {"max_num_tokens": 64, "cuda_graph_config": {"prefill_token_buckets": [64, 65]}},
+            "cuda_graph_config.prefill_token_buckets holds 65, more than max_num_tokens=64",
+        ),
         ({"kv_cache_config": None}, "kv_cache_config\n  Input should be a valid dictionary or instance"),
         ({"lora_config": {"max_lora_rank": -8}}, "lora_config.max_lora_rank\n  Input should be greater than"),
     ],

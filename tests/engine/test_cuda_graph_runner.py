@@ -6,7 +6,9 @@ import torch
 from tensorrt_lora.config.cuda_graph_config import CudaGraphConfig
 from tensorrt_lora.engine.cuda_graph_runner import CUDAGraphRunner, GraphKey, _capture_order
 from tensorrt_lora.lora.lora_plan import LoraPlan
+from tensorrt_lora.lora.lora_plans import LoraPlans
 
+SEQUENTIAL = LoraPlans(LoraPlan.SEQUENTIAL)
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")  # choosing a size touches no device
 
@@ -42,20 +44,43 @@ def test_default_sizes_reach_the_largest_batch() -> None:
     assert runner.padded_batch_size(17) == 20
 
 
+def test_steps_with_a_prefill_are_padded_to_the_next_captured_number_of_tokens() -> None:
+    config = CudaGraphConfig(prefill_token_buckets=[64, 16])
+    runner = CUDAGraphRunner(config, 8, 128, device=CUDA)
+    assert runner.prefill_token_buckets == [16, 64]
+    padded = {tokens: runner.padded_num_tokens(tokens) for tokens in (1, 16, 17, 64, 65)}
+    assert padded == {1: 16, 16: 16, 17: 64, 64: 64, 65: None}
+
+
+def test_no_buckets_and_no_gpu_mean_no_prefill_graphs() -> None:
+    for runner in (
+        CUDAGraphRunner(CudaGraphConfig(prefill_token_buckets=[]), 8, 128, device=CUDA),
+        CUDAGraphRunner(CudaGraphConfig(), 8, 128, device=CPU),
+        CUDAGraphRunner(None, 8, 128, device=CUDA),
+    ):
+        assert runner.prefill_token_buckets == [] and runner.padded_num_tokens(1) is None
+
+
+def test_kinds_of_steps_are_captured_by_their_rows() -> None:
+    keys = [GraphKey(8, None), GraphKey(8, None, is_prefill=True), GraphKey(16, None, is_prefill=True)]
+    keys.append(GraphKey(8, SEQUENTIAL, is_prefill=True))
+    assert sorted(keys, key=_capture_order) == [keys[2], keys[3], keys[1], keys[0]]
+
+
 def test_largest_graph_first_and_lora_before_base() -> None:
-    keys = [GraphKey(size, plan) for size in (4, 1, 8) for plan in (None, LoraPlan.SEQUENTIAL)]
+    keys = [GraphKey(size, plan) for size in (4, 1, 8) for plan in (None, SEQUENTIAL)]
     assert sorted(keys, key=_capture_order) == [
-        GraphKey(8, LoraPlan.SEQUENTIAL),
+        GraphKey(8, SEQUENTIAL),
         GraphKey(8, None),
-        GraphKey(4, LoraPlan.SEQUENTIAL),
+        GraphKey(4, SEQUENTIAL),
         GraphKey(4, None),
-        GraphKey(1, LoraPlan.SEQUENTIAL),
+        GraphKey(1, SEQUENTIAL),
         GraphKey(1, None),
     ]
 
 
 def test_keys_are_compared_by_value_and_frozen() -> None:
-    key = GraphKey(4, LoraPlan.SEQUENTIAL)
-    assert {key: 1}[GraphKey(4, LoraPlan.SEQUENTIAL)] == 1
+    key = GraphKey(4, SEQUENTIAL)
+    assert {key: 1}[GraphKey(4, SEQUENTIAL)] == 1
     with pytest.raises(AttributeError):
         key.batch_size = 8  # type: ignore[misc]

@@ -6,8 +6,10 @@ from queue import SimpleQueue
 import pytest
 
 from tensorrt_lora.config.llm_args import TorchLlmArgs
-from tensorrt_lora.engine.executor_worker import Inbox, run_loop
+from tensorrt_lora.engine.control_messages import ControlReply, ListAdapters, LoadAdapter, UnloadAdapter
+from tensorrt_lora.engine.executor_worker import Inbox, News, run_loop
 from tensorrt_lora.engine.generation_request import AbortRequest, GenerationRequest, GenerationResponse
+from tensorrt_lora.lora_request import LoRARequest
 from tensorrt_lora.sampling_params import SamplingParams
 from tests.support.toy_executor import CRASH_TOKEN, ToyExecutor
 
@@ -60,6 +62,24 @@ def test_abort_reaches_a_running_request() -> None:
     run_loop(executor, inbox, send)
     assert executor.aborted == [1]
     assert not executor.has_work
+
+
+def test_calls_are_answered_in_order_beside_requests() -> None:
+    executor, inbox, sent = make_executor(), SimpleQueue[object](), []
+    adapter = LoRARequest("next", 1, "adapters/next")
+    for message in (LoadAdapter(7, adapter), make_request(1, [5], max_tokens=1), ListAdapters(8), UnloadAdapter(9, 2)):
+        inbox.put(message)
+
+    def send(news: list[News]) -> None:
+        sent.extend(news)
+        if len(sent) == 4:
+            inbox.put(None)
+
+    run_loop(executor, inbox, send)
+    replies = [one for one in sent if isinstance(one, ControlReply)]
+    assert [reply.call_id for reply in replies] == [7, 8, 9]
+    assert replies[1].value == [replies[0].value]
+    assert isinstance(replies[2].error, ValueError)
 
 
 def test_none_ends_the_loop_with_work_left() -> None:

@@ -40,7 +40,7 @@ def make_driver(model_dir: Path, *, graphs: bool, overlap: bool, max_loras: int 
             device=DEVICE.type,
             max_batch_size=16,
             max_seq_len=512,
-            cuda_graph_config={"batch_sizes": [4, len(FEATURES) + 2]} if graphs else None,
+            cuda_graph_config={"batch_sizes": [4, len(FEATURES) + 2], "prefill_token_buckets": []} if graphs else None,
             lora_config=LoraConfig(
                 max_loras=max_loras,
                 max_lora_rank=17,

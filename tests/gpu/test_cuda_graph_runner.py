@@ -6,6 +6,7 @@ import torch
 from tensorrt_lora.config.cuda_graph_config import CudaGraphConfig
 from tensorrt_lora.engine.cuda_graph_runner import CUDAGraphRunner, GraphKey
 from tensorrt_lora.lora.lora_plan import LoraPlan
+from tensorrt_lora.lora.lora_plans import LoraPlans
 from tensorrt_lora.utils.multi_stream_utils import (
     create_aux_stream,
     create_event_pair,
@@ -14,6 +15,7 @@ from tensorrt_lora.utils.multi_stream_utils import (
     with_multi_stream,
 )
 
+BESIDE = LoraPlans(LoraPlan.BOTH_BESIDE)
 pytestmark = pytest.mark.gpu
 
 SIZES = [1, 4, 8]
@@ -52,7 +54,7 @@ class Forward:
 
 
 def keys() -> list[GraphKey]:
-    return [GraphKey(size, plan) for size in SIZES for plan in (None, LoraPlan.BOTH_BESIDE)]
+    return [GraphKey(size, plan) for size in SIZES for plan in (None, BESIDE)]
 
 
 @pytest.fixture
@@ -68,7 +70,7 @@ def runner(forward: Forward, device: torch.device) -> CUDAGraphRunner:
 
 
 def test_captures_largest_first_and_lora_before_base(runner: CUDAGraphRunner, forward: Forward) -> None:
-    order = [GraphKey(size, plan) for size in (8, 4, 1) for plan in (LoraPlan.BOTH_BESIDE, None)]
+    order = [GraphKey(size, plan) for size in (8, 4, 1) for plan in (BESIDE, None)]
     assert forward.prepared == order
     assert [key for key, capturing, _ in forward.calls if capturing] == order
     assert list(runner.graph_memory) == order

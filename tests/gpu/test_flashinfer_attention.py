@@ -1,4 +1,4 @@
-"""FlashInfer attention over the paged cache: against fp32, and captured decode against eager decode."""
+"""FlashInfer attention over the paged cache: against fp32, captured decode against eager decode, captured prefill."""
 
 import math
 import random
@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("flashinfer")
 
 from tensorrt_lora.attention_backend.flashinfer import FlashInferAttention, FlashInferAttentionMetadata
-from tensorrt_lora.attention_backend.interface import AttentionBatch
+from tensorrt_lora.attention_backend.interface import AttentionBatch, AttentionMetadata
 from tests.support.attention_layer import write_and_attend
 
 pytestmark = pytest.mark.gpu
@@ -130,14 +130,18 @@ def test_eager_equals_fp32(name: str, heads: tuple[int, int], device: torch.devi
 
 
 class CapturedLayer:
-    """One layer's attention of `batch_size` decode rows in a graph, with static inputs."""
+    """One layer's attention of all rows of a graph, with static inputs.
 
-    def __init__(self, eager: FlashInferAttentionMetadata, heads: tuple[int, int], batch_size: int) -> None:
-        self.metadata = eager.create_cuda_graph_metadata(batch_size)
+    Args:
+        metadata: of the graph.
+        padding: a batch of padding alone.
+    """
+
+    def __init__(self, metadata: AttentionMetadata, heads: tuple[int, int], padding: AttentionBatch) -> None:
+        self.metadata = metadata
         self.layer = make_layer(*heads)
-        device = eager.kv_cache.device
-        self.qkv = make_qkv(batch_size, heads, device)
-        self.metadata.prepare(AttentionBatch(0, [], [], []))
+        self.qkv = make_qkv(metadata.max_num_tokens, heads, metadata.kv_cache.device)
+        self.metadata.prepare(padding)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -148,13 +152,32 @@ class CapturedLayer:
             self.output = write_and_attend(self.layer, self.qkv, self.metadata)
 
     def run(self, batch: AttentionBatch, qkv: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """Outputs of the batch's own rows."""
-        rows = batch.num_requests
+        """Outputs of the rows that `qkv` has, the batch's own."""
+        rows = qkv[0].shape[0]
         for static, new in zip(self.qkv, qkv, strict=True):
             static[:rows].copy_(new)
         self.metadata.prepare(batch)
         self.graph.replay()
         return self.output[:rows].clone()
+
+
+def capture_decode(eager: FlashInferAttentionMetadata, heads: tuple[int, int], batch_size: int) -> CapturedLayer:
+    return CapturedLayer(eager.create_cuda_graph_metadata(batch_size), heads, AttentionBatch(0, [], [], []))
+
+
+def capture_prefill(
+    eager: FlashInferAttentionMetadata, heads: tuple[int, int], num_tokens: int, num_requests: int
+) -> CapturedLayer:
+    metadata = eager.create_prefill_graph_metadata(num_tokens, num_requests)
+    return CapturedLayer(metadata, heads, as_contexts(AttentionBatch(0, [], [], []), num_tokens))
+
+
+def as_contexts(batch: AttentionBatch, num_tokens: int) -> AttentionBatch:
+    """As a prefill graph takes it: contexts only, and one more that owns the padding rows."""
+    padding = [num_tokens - batch.num_tokens] if batch.num_tokens < num_tokens else []
+    query_lens = batch.query_lens + padding
+    page_ids = batch.page_ids + [[0] * length for length in padding]
+    return AttentionBatch(len(query_lens), query_lens, batch.kv_lens + padding, page_ids)
 
 
 def decode_batches(batch_size: int) -> list[AttentionBatch]:
@@ -180,7 +203,7 @@ def with_padding(batch: AttentionBatch, batch_size: int) -> AttentionBatch:
 def test_replay_equals_eager_bit_for_bit(batch_size: int, heads: tuple[int, int], device: torch.device) -> None:
     cache = make_cache(heads[1], device)
     eager = make_metadata(cache, heads[0])
-    captured = CapturedLayer(eager, heads, batch_size)
+    captured = capture_decode(eager, heads, batch_size)
     for batch in decode_batches(batch_size):
         if batch.num_requests == 0:
             continue
@@ -195,11 +218,80 @@ def test_replay_equals_eager_bit_for_bit(batch_size: int, heads: tuple[int, int]
         torch.testing.assert_close(output.float(), reference, atol=0.01, rtol=0.02)
 
 
+PREFILL_GRAPHS = {"one row each": (16, 16), "few requests": (256, 3), "mixed": (256, 42), "large": (512, 65)}
+
+
+@pytest.mark.parametrize("heads", HEADS, ids=lambda heads: f"{heads[0]}x{heads[1]}")
+@pytest.mark.parametrize("sizes", PREFILL_GRAPHS.values(), ids=PREFILL_GRAPHS.keys())
+def test_prefill_replay_equals_fp32(sizes: tuple[int, int], heads: tuple[int, int], device: torch.device) -> None:
+    """Prefills, chunks behind a prefix, decode rows and both together, with and without padding, in one graph."""
+    num_tokens, num_requests = sizes
+    cache = make_cache(heads[1], device)
+    captured = capture_prefill(make_metadata(cache, heads[0]), heads, num_tokens, num_requests)
+    batches = [make_batch(*BATCHES[name]) for name in BATCHES if name not in PADDING_ROWS]
+    batches.append(make_batch(1, [num_tokens], [num_tokens]))
+    batches.append(make_batch(2, [num_tokens - 1, 1], [num_tokens + 30, 900]))
+    batches = [batch for batch in batches if batch.num_requests < num_requests and batch.num_tokens <= num_tokens]
+    assert len(batches) >= 3
+    for batch in batches:
+        qkv = make_qkv(batch.num_tokens, heads, device)
+        kv_shape = (batch.num_tokens, heads[1], HEAD_DIM)
+        expected_cache = cache.clone()
+        write_reference(expected_cache[1], qkv[1].view(kv_shape), qkv[2].view(kv_shape), batch)
+        output = captured.run(as_contexts(batch, num_tokens), qkv)
+        assert torch.equal(cache[:, 1:], expected_cache[:, 1:])
+        reference = attend_reference(qkv[0].unflatten(1, (heads[0], HEAD_DIM)), cache[1], batch).flatten(1)
+        torch.testing.assert_close(output.float(), reference, atol=0.01, rtol=0.02)
+        assert captured.output.isfinite().all()
+        assert torch.equal(captured.run(as_contexts(batch, num_tokens), qkv), output)
+
+
+def test_a_prefill_graph_with_a_row_for_each_request(device: torch.device) -> None:
+    """No padding, no request of no tokens, and as many tiles as the plan has."""
+    heads, rows = (16, 2), 16
+    cache = make_cache(heads[1], device)
+    captured = capture_prefill(make_metadata(cache, heads[0]), heads, rows, rows)
+    batch = make_batch(rows, [1] * rows, [1 + 60 * row for row in range(rows)])
+    qkv = make_qkv(rows, heads, device)
+    output = captured.run(batch, qkv)
+    reference = attend_reference(qkv[0].unflatten(1, (heads[0], HEAD_DIM)), cache[1], batch).flatten(1)
+    torch.testing.assert_close(output.float(), reference, atol=0.01, rtol=0.02)
+
+
+def test_the_host_may_run_ahead_of_captured_prefills(device: torch.device) -> None:
+    """In turn with decode graphs, whose plans and page tables lie in the same memory."""
+    heads = (16, 2)
+    cache = make_cache(heads[1], device)
+    eager = make_metadata(cache, heads[0])
+    prefills = {size: capture_prefill(eager, heads, size, 8) for size in (256, 64)}
+    decode = capture_decode(eager, heads, 8)
+    cache_before = cache.clone()
+    steps = []
+    for name in ("prefill of several", "one short prefill", "mixed", "chunked prefill", "prefill of several"):
+        batch = make_batch(*BATCHES[name])
+        size = 64 if batch.num_tokens <= 64 else 256
+        steps.append((prefills[size], as_contexts(batch, size), make_qkv(batch.num_tokens, heads, device)))
+        batch = make_batch(0, [1] * 5, [40, 500, 3, 77, 1000])
+        steps.append((decode, batch, make_qkv(5, heads, device)))
+    expected = []
+    for captured, batch, qkv in steps:
+        expected.append(captured.run(batch, qkv))
+        torch.cuda.synchronize()
+    cache.copy_(cache_before)
+    ahead = []
+    for captured, batch, qkv in steps:
+        torch.cuda._sleep(2_000_000)
+        ahead.append(captured.run(batch, qkv))
+    torch.cuda.synchronize()
+    for got, want in zip(ahead, expected, strict=True):
+        assert torch.equal(got, want)
+
+
 def test_graphs_of_several_sizes_and_eager_steps_share_a_workspace(device: torch.device) -> None:
     heads = (16, 2)
     cache = make_cache(heads[1], device)
     eager = make_metadata(cache, heads[0])
-    captured = {size: CapturedLayer(eager, heads, size) for size in (16, 4, 1)}
+    captured = {size: capture_decode(eager, heads, size) for size in (16, 4, 1)}
     prefill = make_batch(*BATCHES["mixed"])
     prefill_qkv = make_qkv(prefill.num_tokens, heads, device)
     for size in (4, 16, 1, 16, 4):
@@ -218,7 +310,7 @@ def test_the_host_may_run_ahead_of_the_device(device: torch.device) -> None:
     """Steps prepared while earlier ones still wait on the device give what they give one at a time."""
     heads, size = (16, 2), 8
     cache = make_cache(heads[1], device)
-    captured = CapturedLayer(make_metadata(cache, heads[0]), heads, size)
+    captured = capture_decode(make_metadata(cache, heads[0]), heads, size)
     cache_before = cache.clone()
     steps = [(batch, make_qkv(batch.num_requests, heads, device)) for batch in decode_batches(size) * 2]
     expected = []
@@ -239,11 +331,14 @@ def test_the_host_may_run_ahead_of_the_device(device: torch.device) -> None:
 def test_prepare_does_not_wait_for_the_device(name: str, device: torch.device) -> None:
     eager = make_metadata(make_cache(2, device), 16)
     captured = eager.create_cuda_graph_metadata(8)
+    prefill = eager.create_prefill_graph_metadata(256, 8)
     batch = make_batch(*BATCHES[name])
     eager.prepare(batch)  # the first call may load kernels
+    prefill.prepare(as_contexts(batch, 256))
     torch.cuda.set_sync_debug_mode("error")
     try:
         eager.prepare(batch)
+        prefill.prepare(as_contexts(batch, 256))
         if batch.num_contexts == 0:
             captured.prepare(batch)
     finally:

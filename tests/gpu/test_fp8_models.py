@@ -62,7 +62,7 @@ def run(model_dir: Path, algo: QuantAlgo, *, graphs: bool, overlap: bool) -> Ten
         device="cuda",
         max_batch_size=BATCH,
         max_num_tokens=2048,
-        cuda_graph_config={"batch_sizes": [BATCH]} if graphs else None,
+        cuda_graph_config={"batch_sizes": [BATCH], "prefill_token_buckets": []} if graphs else None,
         kv_cache_config={"max_tokens": BATCH * 2048},
         lora_config=LoraConfig(max_loras=4, max_lora_rank=32, overlap_lora_and_base=overlap),
         quant_config=QuantConfig(quant_algo=algo),

@@ -42,7 +42,8 @@ def make_args(model_dir: Path, *, graphs: bool, overlap: bool, specialize: bool 
         device="cuda",
         max_batch_size=BATCH,
         max_num_tokens=2048,
-        cuda_graph_config={"batch_sizes": [1, 4, BATCH]} if graphs else None,
+        # Captured prefills run another attention kernel than eager ones, and their last bits would go on to decode.
+        cuda_graph_config={"batch_sizes": [1, 4, BATCH], "prefill_token_buckets": []} if graphs else None,
         kv_cache_config={"max_tokens": BATCH * 2048},
         lora_config=LoraConfig(
             max_loras=SLOTS,

@@ -20,6 +20,8 @@ from tensorrt_lora.lora.cuda_graph_lora_manager import CudaGraphLoraManager
 from tensorrt_lora.lora.layer import LoraLayer
 from tensorrt_lora.lora.lora_params import LoraParams
 from tensorrt_lora.lora.lora_plan import LoraPlan
+from tensorrt_lora.lora.lora_plan_table import LoraPlanTable
+from tensorrt_lora.lora.lora_plans import LoraPlans
 from tensorrt_lora.lora.module_types import LoraModuleType
 from tensorrt_lora.models.dequantized_parameters import DequantizedParameters
 from tensorrt_lora.modules.attention import Attention
@@ -131,6 +133,7 @@ class Side:
             blocks,
             LoraConfig(overlap_lora_and_base=self.overlap, max_lora_rank=33, max_loras=4),
             base_parameters=DequantizedParameters(blocks),
+            plan_table=LoraPlanTable(),
             cache_bytes=1 << 30,
             max_num_tokens=ROWS,
             dtype=self.dtype,
@@ -180,7 +183,7 @@ class Side:
 
 def prepare(side: Side, adapters: list[RandomAdapter | None], plan: LoraPlan) -> LoraParams:
     params = side.manager.prepare(adapters, [1] * len(adapters), num_padding_tokens=ROWS - len(adapters))
-    params["lora_plan"] = plan
+    params["lora_plans"] = LoraPlans(plan)
     return params
 
 

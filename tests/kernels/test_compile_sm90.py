@@ -1,8 +1,7 @@
-"""The kernels compile for sm_90 without a GPU in every shipped configuration, fit, and spill nothing."""
+"""The LoRA kernels compile for sm_90 without a GPU in every shipped configuration, fit, and spill nothing."""
 
 import pytest
 import torch
-import triton
 
 from tensorrt_lora.kernels.lora_add import BLOCK_N, NUM_WARPS, _lora_add_kernel
 from tensorrt_lora.kernels.lora_batch import BIAS_ROW, GAIN_ROW, RANK_PAGE, choose_tile_size
@@ -15,7 +14,6 @@ from tensorrt_lora.kernels.lora_shrink import (
     num_splits,
     shrink_config,
 )
-from tensorrt_lora.kernels.qk_norm_rope import BLOCK_HEADS, _qk_norm_rope_kernel, num_warps
 from tests.support.sm90 import SHARED_MEMORY_LIMIT, Resources, compile_sm90
 
 INDICES = dict.fromkeys(
@@ -86,28 +84,6 @@ def test_embedding_shrink(half: bool, max_rank: int) -> None:
     constants: dict[str, object] = {"MAX_RANK": max_rank, "PAGE": RANK_PAGE, "BLOCK_R": max_rank}
     pointers = {**INDICES, "input_ids": "i64", "a_pool": ELEMENT[half], "out": "fp32"}
     assert_fits(compile_sm90(_lora_embedding_shrink_kernel, pointers, constants, num_warps=1, num_stages=1))
-
-
-@pytest.mark.parametrize(("norm", "write_kv"), [(True, True), (True, False), (False, True), (False, False)])
-@pytest.mark.parametrize("head_dim", [24, 64, 80, 128, 256])
-@pytest.mark.parametrize("half", [True, False])
-def test_qk_norm_rope(half: bool, head_dim: int, norm: bool, write_kv: bool) -> None:
-    constants: dict[str, object] = {
-        "HEADS": 32,
-        "KV_HEADS": 8,
-        "HEAD_DIM": head_dim,
-        "PAGE_SIZE": 16,
-        "EPS": 1e-6,
-        "NORM": norm,
-        "WRITE_KV": write_kv,
-        "BLOCK_HEADS": BLOCK_HEADS,
-        "BLOCK_HALF": triton.next_power_of_2(head_dim // 2),
-    }
-    pointers = dict.fromkeys(("q", "k", "v", "q_weight", "k_weight", "kv_cache"), ELEMENT[half])
-    pointers |= {"position_ids": "i64", "cache_slots": "i64", "cos_sin_cache": "fp32"}
-    resources = compile_sm90(_qk_norm_rope_kernel, pointers, constants, num_warps(head_dim), num_stages=3)
-    assert_fits(resources)
-    assert resources.shared_bytes == 0, "threads of several warps exchange data"
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 16, 17, 32, 33, 64, 128, 129, 192, 256, 257, 1024, 8192])

@@ -17,9 +17,12 @@ OPS = (
     "test_lora_embedding_shrink.py",
     "test_lora_expand.py",
     "test_lora_add.py",
+    "test_rms_norm.py",
+    "test_activation.py",
     "test_qk_norm_rope.py",
     "test_fp8_quantize.py",
-    "test_fp8_linear.py",
+    "test_linear.py",
+    "test_lora_linear.py",
 )
 
 

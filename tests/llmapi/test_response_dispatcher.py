@@ -5,6 +5,8 @@ import threading
 
 import pytest
 
+from tensorrt_lora.engine.control_messages import ControlReply, GetStats, ListAdapters
+from tensorrt_lora.engine.engine_stats import EngineStats
 from tensorrt_lora.engine.executor_client import EngineDeadError
 from tensorrt_lora.engine.generation_request import GenerationRequest, GenerationResponse
 from tensorrt_lora.llmapi.output_builder import OutputBuilder
@@ -102,4 +104,32 @@ def test_a_forked_copy_leaves_the_engine_alone(client: HandClient, monkeypatch: 
         with pytest.raises(EngineDeadError, match="forked from: create a new LLM"):
             submit(dispatcher, 2)
     assert client.says.empty() and client.aborted.empty() and client.submitted == [1]
+    dispatcher.close()
+
+
+def test_replies_find_their_calls(client: HandClient) -> None:
+    dispatcher = ResponseDispatcher(client)
+    listed, stats, failed = (dispatcher.call(kind) for kind in (ListAdapters, GetStats, GetStats))
+    answered = EngineStats(requests_running=3)
+    client.says.put([ControlReply(2, error=ValueError("no")), ControlReply(1, answered), ControlReply(99)])
+    assert stats.result(10) == answered
+    with pytest.raises(ValueError, match="no"):
+        failed.result(10)
+    assert not listed.done()
+    dispatcher.close()
+    with pytest.raises(EngineDeadError, match="was shut down"):
+        listed.result(10)
+    with pytest.raises(EngineDeadError, match="create a new LLM"):
+        dispatcher.call(GetStats)
+
+
+def test_a_call_that_nobody_waits_for_any_more(client: HandClient) -> None:
+    dispatcher = ResponseDispatcher(client)
+    dropped, kept = dispatcher.call(GetStats), dispatcher.call(GetStats)
+    assert dropped.cancel()
+    client.says.put([ControlReply(0, EngineStats()), ControlReply(1, EngineStats())])
+    assert kept.result(10) == EngineStats()
+    assert dropped.cancelled()
+    gone = dispatcher.call(GetStats)
+    assert gone.cancel()
     dispatcher.close()

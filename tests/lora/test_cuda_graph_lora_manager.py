@@ -12,6 +12,8 @@ from tensorrt_lora.lora.adapter_weights import AdapterWeights, LoraModuleWeights
 from tensorrt_lora.lora.cuda_graph_lora_manager import CudaGraphLoraManager
 from tensorrt_lora.lora.layer import LoraLayer
 from tensorrt_lora.lora.lora_plan import LoraPlan
+from tensorrt_lora.lora.lora_plan_table import LoraPlanTable, PlanTableFile, PlanTimes
+from tensorrt_lora.lora.lora_plans import LoraPlans, ProjectionShape
 from tensorrt_lora.lora.lora_site import find_lora_sites
 from tensorrt_lora.lora.module_types import LoraModuleType
 from tensorrt_lora.modules.embedding import Embedding, LMHead
@@ -75,11 +77,18 @@ def make_head() -> LMHead:
     return LMHead(vocab_size=32, hidden_size=HIDDEN, dtype=torch.float32, device=torch.device("cpu"))
 
 
-def manager(cache_bytes: int = 1 << 20, *, model: nn.Module | None = None, **config: object) -> CudaGraphLoraManager:
+def manager(
+    cache_bytes: int = 1 << 20,
+    *,
+    model: nn.Module | None = None,
+    plan_table: LoraPlanTable | None = None,
+    **config: object,
+) -> CudaGraphLoraManager:
     return CudaGraphLoraManager(
         model or Model(),
         LoraConfig(**config),
         base_parameters=BASE_PARAMETERS,
+        plan_table=plan_table or LoraPlanTable(),
         cache_bytes=cache_bytes,
         max_num_tokens=32,
         dtype=torch.float32,
@@ -138,7 +147,9 @@ def test_one_slot_has_room_for_the_extra_rows_of_the_largest_adapter():
 def test_rows_map_to_slots_and_padding_to_the_base():
     lora = manager()
     first, second = adapter(7), adapter(9)
-    params = lora.prepare([first, None, second, first], [2, 1, 1, 1], num_padding_tokens=3, graph_plan=lora.plan)
+    params = lora.prepare(
+        [first, None, second, first], [2, 1, 1, 1], num_padding_tokens=3, graph_plan=LoraPlans(LoraPlan.FUSED)
+    )
     slot = {key: lora.slot_manager.slot_of(key) for key in (first.key, second.key)}
     a, b = slot[first.key], slot[second.key]
     assert params["cuda_graph_params"].batch.token_slots.tolist() == [a, a, -1, b, a, -1, -1, -1]
@@ -186,6 +197,48 @@ def test_no_second_stream_without_cuda_whatever_the_flag():
 @pytest.mark.parametrize("specialize", [True, False])
 def test_a_base_only_batch_skips_the_lora_graph_only_when_specialised(specialize: bool):
     lora = manager(cuda_graph_specialize_lora=specialize)
-    assert lora.graph_plan([None, None]) is (None if specialize else LoraPlan.SEQUENTIAL)
-    assert lora.graph_plan([None, adapter(1)]) is LoraPlan.SEQUENTIAL
-    assert lora.graph_plans() == ((LoraPlan.SEQUENTIAL, None) if specialize else (LoraPlan.SEQUENTIAL,))
+    fused = LoraPlans(LoraPlan.FUSED)
+    assert lora.graph_plan([None, None], 2) == (None if specialize else fused)
+    assert lora.graph_plan([None, adapter(1)], 2) == fused
+    assert lora.graph_plans(2) == ((fused, None) if specialize else (fused,))
+
+
+def table_row(tokens: int, many: bool, rank: int, **microseconds: float) -> PlanTimes:
+    return PlanTimes(
+        in_features=HIDDEN,
+        out_features=2 * WIDE,
+        itemsize=4,
+        tokens=tokens,
+        many=many,
+        rank=rank,
+        base=1.0,
+        microseconds=microseconds,
+    )
+
+
+def test_the_table_plans_every_graph_that_a_batch_may_ask_for():
+    rows = [
+        table_row(1, False, 16, sequential=3.0, fused=2.0, both_beside=1.0),
+        table_row(8, False, 16, sequential=1.0, fused=2.0, both_beside=1.0),
+        table_row(8, True, 16, sequential=2.0, fused=3.0, both_beside=1.0),
+        table_row(8, True, 32, sequential=3.0, fused=2.0, both_beside=1.0),
+    ]
+    table = LoraPlanTable.of(PlanTableFile(device="x", measured_with={}, rows=rows), "a test")
+    lora = manager(plan_table=table, max_lora_rank=64, max_loras=4)
+    shape = ProjectionShape(HIDDEN, 2 * WIDE, 4)
+
+    def plan(adapters: list[Adapter], num_rows: int) -> LoraPlan:
+        plans = lora.graph_plan(adapters, num_rows)
+        assert plans in lora.graph_plans(num_rows), "it has been captured"
+        assert plans is not None
+        return plans.plan_for(shape)
+
+    # There is no second stream on the CPU, so what would run on it is out of the question.
+    assert plan([adapter(1)], 1) is LoraPlan.FUSED
+    assert plan([adapter(1)], 2) is LoraPlan.SEQUENTIAL, "the next larger batch that was measured"
+    assert plan([adapter(1), adapter(2)], 4) is LoraPlan.SEQUENTIAL
+    assert plan([adapter(1, rank=17), adapter(2)], 4) is LoraPlan.FUSED
+    assert plan([adapter(1, rank=64), adapter(2)], 32) is LoraPlan.FUSED, "beyond the table: its largest rows"
+    assert plan([adapter(1), adapter(1)], 8) is LoraPlan.SEQUENTIAL, "one adapter, twice"
+    lora.fixed_plan = LoraPlan.SHRINK_BESIDE
+    assert lora.graph_plan([adapter(1)], 1) == LoraPlans(LoraPlan.SHRINK_BESIDE)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from tensorrt_lora.kernels.linear_weight import LinearWeight
 from tensorrt_lora.lora import layer as layer_module
 from tensorrt_lora.lora.adapter_slot_manager import Slot
 from tensorrt_lora.lora.adapter_weights import AdapterWeights, LoraModuleWeights
@@ -15,6 +16,7 @@ from tensorrt_lora.lora.extra_rows_builder import ExtraRowsBuilder
 from tensorrt_lora.lora.layer import BaseProjection, LoraLayer
 from tensorrt_lora.lora.lora_params import LoraParams
 from tensorrt_lora.lora.lora_plan import LoraPlan
+from tensorrt_lora.lora.lora_plans import LoraPlans
 from tensorrt_lora.lora.lora_site import LoraSite
 from tensorrt_lora.lora.module_types import LoraModuleType
 from tensorrt_lora.utils.multi_stream_utils import with_multi_stream
@@ -70,7 +72,7 @@ def params_for(
         use_cuda_graph_mode=False,
         num_seqs=len(token_slots),
         lora_aux_stream=None,
-        lora_plan=LoraPlan.SEQUENTIAL,
+        lora_plans=LoraPlans(LoraPlan.SEQUENTIAL),
     )
 
 
@@ -96,17 +98,17 @@ TOKEN_SLOTS = [0, -1, 1, 0, 1, -1]
 @pytest.mark.parametrize("shape", [(6, IN), (2, 3, IN)], ids=["2d", "3d"])
 def test_every_row_gets_the_delta_of_its_own_adapter(qk_layer: LoraLayer, shape: tuple[int, ...]):
     x = torch.randn(shape)
-    base = BaseProjection(x, torch.randn(Q + K, IN), torch.randn(Q + K))
+    base = BaseProjection(x, LinearWeight(torch.randn(Q + K, IN), torch.randn(Q + K)))
     lora_params = params_for(qk_layer, TOKEN_SLOTS, ADAPTERS)
     output = LoraLayer.forward_with_base(base, (qk_layer,), x, lora_params, LAYER_IDX)
     rows = x.view(-1, IN)
-    want = expected(rows, functional.linear(rows, base.weight, base.bias), TOKEN_SLOTS, ADAPTERS)
+    want = expected(rows, functional.linear(rows, base.weight.values, base.weight.bias), TOKEN_SLOTS, ADAPTERS)
     torch.testing.assert_close(output.view(-1, Q + K), want, atol=1e-4, rtol=1e-5)
 
 
 def test_both_plans_and_the_plain_delta_agree_bit_for_bit(qk_layer: LoraLayer):
     x = torch.randn(6, IN)
-    base = BaseProjection(x, torch.randn(Q + K, IN), None)
+    base = BaseProjection(x, LinearWeight(torch.randn(Q + K, IN)))
     lora_params = params_for(qk_layer, TOKEN_SLOTS, ADAPTERS)
     in_place = LoraLayer.forward_with_base(base, (qk_layer,), x, lora_params, LAYER_IDX)
     delta = qk_layer(x, lora_params, LAYER_IDX)
@@ -128,10 +130,10 @@ def test_bias_and_dora_rows_beside_plain_and_base_rows(qk_layer: LoraLayer, plan
         AdapterWeights("extras", "3", {(LAYER_IDX, k): dora, (LAYER_IDX, q): bias_alone}),
     ]
     x = torch.randn(6, IN)
-    base = BaseProjection(x, weight, base_bias)
+    base = BaseProjection(x, LinearWeight(weight, base_bias))
     builder = ExtraRowsBuilder(sites, parameters, dtype=torch.float32)
     lora_params = params_for(qk_layer, TOKEN_SLOTS, adapters, builder)
-    lora_params["lora_plan"] = plan
+    lora_params["lora_plans"] = LoraPlans(plan)
     with with_multi_stream(True):
         output = LoraLayer.forward_with_base(base, (qk_layer,), x, lora_params, LAYER_IDX)
 
@@ -150,7 +152,7 @@ def test_bias_and_dora_rows_beside_plain_and_base_rows(qk_layer: LoraLayer, plan
 
 def test_without_lora_params_or_a_targeted_layer_only_the_base_runs(qk_layer: LoraLayer):
     x = torch.randn(6, IN)
-    base = BaseProjection(x, torch.randn(Q + K, IN), None)
+    base = BaseProjection(x, LinearWeight(torch.randn(Q + K, IN)))
     lora_params = params_for(qk_layer, TOKEN_SLOTS, ADAPTERS)
     assert torch.equal(LoraLayer.forward_with_base(base, (qk_layer,), x, None, LAYER_IDX), base())
     assert torch.equal(LoraLayer.forward_with_base(base, (qk_layer,), x, lora_params, LAYER_IDX + 1), base())
@@ -181,11 +183,11 @@ def test_the_aux_stream_reaches_the_helper_only_inside_with_multi_stream(
     monkeypatch.setattr(layer_module, "maybe_execute_in_parallel", sequential)
     monkeypatch.setattr(layer_module, "create_event_pair", lambda: events)
     x = torch.randn(6, IN)
-    base = BaseProjection(x, torch.randn(Q + K, IN), None)
+    base = BaseProjection(x, LinearWeight(torch.randn(Q + K, IN)))
     lora_params = params_for(qk_layer, TOKEN_SLOTS, ADAPTERS)
     sequential_output = LoraLayer.forward_with_base(base, (qk_layer,), x, lora_params, LAYER_IDX)
     lora_params["lora_aux_stream"] = stream if has_stream else None  # type: ignore[typeddict-item]
-    lora_params["lora_plan"] = LoraPlan.BOTH_BESIDE
+    lora_params["lora_plans"] = LoraPlans(LoraPlan.BOTH_BESIDE)
     with with_multi_stream(multi_stream):
         output = LoraLayer.forward_with_base(base, (qk_layer,), x, lora_params, LAYER_IDX)
     assert seen[1] == ((*events, stream, True) if parallel else (None, None, None, True))
@@ -194,7 +196,7 @@ def test_the_aux_stream_reaches_the_helper_only_inside_with_multi_stream(
 
 def test_the_tables_are_those_of_the_last_load(qk_layer: LoraLayer):
     x = torch.randn(2, IN)
-    base = BaseProjection(x, torch.randn(Q + K, IN), None)
+    base = BaseProjection(x, LinearWeight(torch.randn(Q + K, IN)))
     lora_params = params_for(qk_layer, [0, 0], ADAPTERS)
     replaced = [ADAPTERS[1]]
     lora_params["cuda_graph_params"].load_slot(Slot(0, (7, 2)), ADAPTERS[1], {})

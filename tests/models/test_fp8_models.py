@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tensorrt_lora.config.model_config import ModelConfig
+from tensorrt_lora.kernels.quantized_activation import QuantizedActivation
 from tensorrt_lora.lora.layer import BaseProjection
 from tensorrt_lora.models.auto_model import create_model
 from tensorrt_lora.models.checkpoint_loader import load_weights
@@ -69,22 +70,24 @@ def test_every_projection_rounds_its_input_as_the_checkpoint_says(
 ) -> None:
     reference = dict(named_projections(save_fp8_checkpoint(tmp_path, layout)))
     model = load(tmp_path)
-    calls: list[tuple[Linear, Tensor]] = []
+    calls: list[tuple[Linear, Tensor, QuantizedActivation | None]] = []
 
-    def record(linear: Linear, x: Tensor) -> BaseProjection:
-        calls.append((linear, x.clone()))
-        return base(linear, x)
+    def record(linear: Linear, x: Tensor, quantized: QuantizedActivation | None = None) -> BaseProjection:
+        calls.append((linear, x.clone(), quantized))
+        return base(linear, x, quantized)
 
     base = Linear.base
     monkeypatch.setattr(Linear, "base", record)
     PagedForward(model).step({"a": TOKENS})
     names = {module: name for name, module in model.named_modules()}
     assert len(calls) == 8
-    for linear, x in calls:
+    for linear, x, quantized in calls:
         parts = [name for name, _ in linear.parts(names[linear])]
         with torch.inference_mode():
             expected = torch.cat([reference[part](x) for part in parts], dim=-1)
-        torch.testing.assert_close(base(linear, x)(), expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(base(linear, x, quantized)(), expected, rtol=1e-4, atol=1e-4)
+    in_passing = [names[linear].rpartition(".")[2] for linear, _, quantized in calls if quantized is not None]
+    assert in_passing == ["qkv_proj", "gate_up_proj", "down_proj"] * 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -7,6 +7,7 @@ from tensorrt_lora.lora.adapter_weights import AdapterWeights, LoraModuleWeights
 from tensorrt_lora.lora.cuda_graph_lora_params import CudaGraphLoraParams
 from tensorrt_lora.lora.lora_params import LoraParams
 from tensorrt_lora.lora.lora_plan import LoraPlan
+from tensorrt_lora.lora.lora_plans import LoraPlans
 from tensorrt_lora.lora.module_types import LoraModuleType
 from tensorrt_lora.modules.embedding import Embedding, LMHead
 
@@ -51,7 +52,7 @@ def test_lora_moves_one_of_a_tied_pair(embedding_is_adapted: bool) -> None:
         use_cuda_graph_mode=False,
         num_seqs=3,
         lora_aux_stream=None,
-        lora_plan=LoraPlan.SEQUENTIAL,
+        lora_plans=LoraPlans(LoraPlan.SEQUENTIAL),
     )
     ids, hidden, before = torch.tensor([6, 6, 1]), torch.randn(3, 4), embedding.weight.clone()
     vectors, logits = embedding.weight[ids].clone(), hidden @ embedding.weight.T

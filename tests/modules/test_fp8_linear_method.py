@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tensorrt_lora.kernels.fp8_quantize import quantize
 from tensorrt_lora.lora.fp8_base_projection import Fp8BaseProjection
 from tensorrt_lora.lora.layer import LoraLayer
 from tensorrt_lora.lora.lora_params import LoraParams
@@ -82,12 +83,25 @@ def test_base_projection_is_open_to_a_fused_plan(method: str) -> None:
     x = torch.randn(2, 3, IN)
     base = linear.base(x)
     assert isinstance(base, Fp8BaseProjection)
-    assert base.x is x and base.weight is linear.weight and base.weight_scale is linear.weight_scale
-    quantized = base.quantize()
+    assert base.x is x and base.weight.values is linear.weight and base.weight.scale is linear.weight_scale
+    quantized = base.base_input()
     assert quantized.values.shape == (6, IN) and quantized.values.dtype is torch.float8_e4m3fn
     torch.testing.assert_close(quantized.dequantize(), x.reshape(6, IN), rtol=2**-4, atol=1e-3)
     assert base().shape == (2, 3, OUT)
     assert base().data_ptr() != base().data_ptr()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_input_quantised_in_front_is_not_quantised_again(method: str) -> None:
+    linear, x = make_linear(method), torch.randn(5, IN)
+    assert linear.input_quantization is not None
+    quantized = quantize(x, linear.input_quantization)
+    assert linear.base(x, quantized).base_input() is quantized
+    expected = linear.base(x)()
+    assert torch.equal(linear.base(x, quantized)(), expected)
+    assert torch.equal(linear(x, None, 0, quantized), expected)
+    quantized.scale.mul_(2)
+    torch.testing.assert_close(linear(x, None, 0, quantized), 2 * expected)
 
 
 @pytest.mark.parametrize("method", METHODS)

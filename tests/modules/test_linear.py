@@ -35,7 +35,8 @@ def test_base_projection(bias: bool) -> None:
     x = torch.randn(3, 6)
     expected = x @ linear.weight.T + (linear.bias if linear.bias is not None else 0)
     base = linear.base(x)
-    assert base.x is x and base.weight is linear.weight and base.bias is linear.bias
+    assert base.x is x and base.weight.values is linear.weight and base.weight.bias is linear.bias
+    assert linear.input_quantization is None
     torch.testing.assert_close(base(), expected)
     torch.testing.assert_close(linear(x, None, 0), expected)
     assert linear(x, None, 0).data_ptr() != linear(x, None, 0).data_ptr()

@@ -1,5 +1,6 @@
 """Compiles Triton kernels for sm_90 on a machine without a GPU, with the specialisation of a real launch."""
 
+import re
 import subprocess
 import tempfile
 from dataclasses import dataclass
@@ -28,6 +29,54 @@ def compile_sm90(
 
     Arguments are taken as divisible by 16, except those that the kernel does not specialise on.
     """
+    compiled = _compile(kernel, pointers, constants, num_warps, num_stages)
+    registers, stack = _registers_and_stack(compiled.asm["cubin"])
+    return Resources(compiled.metadata.shared, registers, stack)
+
+
+def assembly_sm90(
+    kernel: Any, pointers: dict[str, str], constants: dict[str, object], num_warps: int, stage: str = "ptx"
+) -> str:
+    """The same as text: "ptx", or "ttgir", where every tensor says how threads share it."""
+    return str(_compile(kernel, pointers, constants, num_warps, num_stages=3).asm[stage])
+
+
+def read_before_wait(kernel: Any, pointers: dict[str, str], ptx: str) -> set[str]:
+    """Names of the pointers behind whose addresses something is read ahead of `griddepcontrol.wait`, on any path.
+
+    Raises AssertionError if a path writes before it waits, or does not wait.
+    """
+    names = [param.name for param in kernel.params if not param.is_constexpr]
+    sources: dict[str, set[str]] = {}  # register -> pointers it was computed from
+    read: set[str] = set()
+    waited = False
+    for line in ptx.splitlines():
+        if parameter := re.search(r"ld\.param\S+\s+(%\w+), \[\w+_param_(\d+)\]", line):
+            # Beyond the arguments are Triton's own.
+            sources[parameter[1]] = set(names[int(parameter[2]) :][:1]) & pointers.keys()
+            continue
+        if "griddepcontrol.wait" in line:
+            waited = True
+        elif re.search(r"\bret;|bra\.uni", line):
+            assert waited, "a path ends without a wait"
+            waited = "ret;" in line  # what follows the jump is reached by another path
+        code = line.split("//")[0]
+        if not waited:
+            assert not re.search(r"(st|atom|red)\.global|cp\.async", code), code
+        target, *operands = re.findall(r"%\w+", re.sub(r"@!?%\w+", "", code)) or [""]
+        if "ld.global" in code:
+            address = sources.get(re.findall(r"\[\s*(%\w+)", code)[0], set())
+            read |= set() if waited else address
+            for register in re.findall(r"%\w+", code.partition("{")[2].partition("}")[0]):
+                sources[register] = address
+        elif target:
+            sources[target] = set().union(*(sources.get(register, set()) for register in operands))
+    return read
+
+
+def _compile(
+    kernel: Any, pointers: dict[str, str], constants: dict[str, object], num_warps: int, num_stages: int
+) -> Any:
     signature, attributes = {}, {}
     for index, param in enumerate(kernel.params):
         if param.is_constexpr:
@@ -38,9 +87,7 @@ def compile_sm90(
             attributes[index,] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, constants, attributes)
     options = {"num_warps": num_warps, "num_stages": num_stages}
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    registers, stack = _registers_and_stack(compiled.asm["cubin"])
-    return Resources(compiled.metadata.shared, registers, stack)
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
 def _registers_and_stack(cubin: bytes) -> tuple[int, int]:

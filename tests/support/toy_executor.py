@@ -8,7 +8,11 @@ import os
 import time
 from dataclasses import dataclass, field
 
+from tensorrt_lora.adapters.adapter_error import AdapterError
+from tensorrt_lora.adapters.adapter_status import AdapterStatus
 from tensorrt_lora.config.llm_args import TorchLlmArgs
+from tensorrt_lora.engine.control_messages import ControlReply, ControlRequest, GetStats, ListAdapters, LoadAdapter
+from tensorrt_lora.engine.engine_stats import EngineStats
 from tensorrt_lora.engine.generation_request import FinishReason, GenerationRequest, GenerationResponse
 from tensorrt_lora.lora_request import WeightedLoRARequests
 from tensorrt_lora.sampling_params import Logprob
@@ -41,10 +45,12 @@ class ToyExecutor:
         self.is_shut_down = False
         self._sequences: list[_Sequence] = []
         self._responses: list[GenerationResponse] = []
+        self._adapters: dict[int, AdapterStatus] = {}
+        self._replies: list[ControlReply] = []
 
     @property
     def has_work(self) -> bool:
-        return bool(self._sequences or self._responses)
+        return bool(self._sequences or self._responses or self._replies)
 
     def enqueue(self, request: GenerationRequest) -> None:
         error = self._refusal(request)
@@ -65,6 +71,45 @@ class ToyExecutor:
             self._responses.append(self._advance(sequence))
         responses, self._responses = self._responses, []
         return responses
+
+    def control(self, request: ControlRequest) -> None:
+        self._replies.append(self._answer(request))
+
+    def take_replies(self) -> list[ControlReply]:
+        replies, self._replies = self._replies, []
+        return replies
+
+    def _answer(self, request: ControlRequest) -> ControlReply:
+        """Adapters are loaded at once, but for those at the path "missing"."""
+        if isinstance(request, GetStats):
+            running = {sequence.request.request_id for sequence in self._sequences}
+            return ControlReply(request.call_id, EngineStats(requests_running=len(running)))
+        if isinstance(request, ListAdapters):
+            return ControlReply(request.call_id, list(self._adapters.values()))
+        if isinstance(request, LoadAdapter):
+            adapter = request.lora_request
+            if adapter.path == "missing":
+                error = AdapterError(adapter.name, adapter.path, ["the path does not exist"])
+                return ControlReply(request.call_id, error=error)
+            status = AdapterStatus(
+                lora_int_id=adapter.lora_int_id,
+                name=adapter.name,
+                path=adapter.path,
+                version="toy",
+                state="ready",
+                tier="host",
+                rank=1,
+                host_bytes=1,
+                users=0,
+                pinned=request.pinned,
+                last_used=0.0,
+            )
+            self._adapters[adapter.lora_int_id] = status
+            return ControlReply(request.call_id, status)
+        if self._adapters.pop(request.lora_int_id, None) is None:
+            error = ValueError(f"lora_int_id {request.lora_int_id} stands for no adapter")
+            return ControlReply(request.call_id, error=error)
+        return ControlReply(request.call_id)
 
     def shutdown(self) -> None:
         self.is_shut_down = True

@@ -1,0 +1,75 @@
+"""The projections of a model that take LoRA, as far as their speed goes: sizes and bytes, no weights.
+
+Read off the model's own modules on the meta device. Used by `tensorrt-lora tune` and `tensorrt-lora info --plan`.
+"""
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tensorrt_lora.config.model_config import ModelConfig
+from tensorrt_lora.config.model_presets import find_preset
+from tensorrt_lora.lora.layer import LoraLayer
+from tensorrt_lora.lora.lora_plans import ProjectionShape
+from tensorrt_lora.lora.module_types import LoraModuleType
+from tensorrt_lora.models.auto_model import create_model
+from tensorrt_lora.models.gguf import resolve_checkpoint
+from tensorrt_lora.modules.linear_weights import LinearWeights
+from tensorrt_lora.utils.device import resolve_dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """One weight and the LoRA layers beside it."""
+
+    hf_names: tuple[str, ...]
+    """Of the projections that are stored as this one weight."""
+    module_types: tuple[LoraModuleType, ...]
+    in_features: int
+    output_sizes: tuple[int, ...]
+    itemsize: int
+    """Bytes of a stored weight."""
+
+    @property
+    def name(self) -> str:
+        """ "q+k+v", "down"."""
+        return "+".join(name.removesuffix("_proj") for name in self.hf_names)
+
+    @property
+    def shape(self) -> ProjectionShape:
+        return ProjectionShape(self.in_features, sum(self.output_sizes), self.itemsize)
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.in_features * sum(self.output_sizes) * self.itemsize
+
+
+def preset_projections(preset: str) -> list[Projection]:
+    """The projections of a preset's decoder layers. Raises ValueError for an unknown preset."""
+    with tempfile.TemporaryDirectory() as directory:
+        return _projections(ModelConfig.from_pretrained(str(find_preset(preset).write(Path(directory)))))
+
+
+def model_projections(model: str) -> list[Projection]:
+    """The same of a checkpoint directory, .gguf file or hub id. Raises ValueError for one that is not served."""
+    return _projections(ModelConfig.from_pretrained(str(resolve_checkpoint(model, with_weights=False))))
+
+
+def _projections(config: ModelConfig) -> list[Projection]:
+    """Those that differ, in the order of the model; the embedding and the head are none."""
+    dtype = resolve_dtype("auto", config.torch_dtype, torch.device("cuda"))
+    model = create_model(config, dtype=dtype, device=torch.device("meta"), attn_backend="VANILLA")
+    modules = dict(model.named_modules())
+    found: dict[Projection, None] = {}
+    for path, lora in modules.items():
+        if not isinstance(lora, LoraLayer):
+            continue
+        # The layer of a lone projection is its own `lora`; that of a fused one, `qkv_lora`, stands beside `qkv_proj`.
+        parent, _, leaf = path.rpartition(".")
+        linear = modules[parent if leaf == "lora" else f"{path.removesuffix('_lora')}_proj"]
+        if isinstance(linear, LinearWeights):
+            itemsize = linear.weight.dtype.itemsize
+            found[Projection(lora.hf_names, lora.module_types, lora.in_features, lora.output_sizes, itemsize)] = None
+    return list(found)

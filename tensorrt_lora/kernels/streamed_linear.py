@@ -1,0 +1,362 @@
+"""y = x W^T for few tokens, bound by the bytes of W: the kernel behind `linear`.
+
+The weight is the left operand of each product: its rows fill the tensor cores where tokens are few. Programs that share
+a tile's K add up in a fixed order. Shapes: T tokens, K inputs, N outputs. Float8 products of a block are exact in
+float32; tensor cores sum them to about 14 bits, which is finer than the output.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tensorrt_lora.kernels.fp8_weight import BLOCK
+from tensorrt_lora.kernels.linear_weight import LinearWeight
+from tensorrt_lora.kernels.programmatic_launch import launch_options, programmatic_launch
+from tensorrt_lora.kernels.quantized_activation import QuantizedActivation
+from tensorrt_lora.kernels.streamed_linear_config import (
+    MAX_STREAMED_TOKENS,
+    MIN_BLOCK_N,
+    StreamedLinearConfig,
+    streamed_linear_config,
+)
+from tensorrt_lora.kernels.weight_prefetch import NextWeight, next_weight_of, prefetch_l2, prefetch_next_weight
+
+NO_SCALES = 0
+ROW_SCALES = 1
+BLOCK_SCALES = 2
+
+PREFETCH_LANES = tl.constexpr(128)
+
+
+def streamed_linear_triton(
+    x: Tensor | QuantizedActivation,
+    weight: LinearWeight,
+    out_dtype: torch.dtype,
+    config: StreamedLinearConfig,
+    *,
+    programmatic: bool | None = None,
+) -> Tensor:
+    """`linear` as a Triton kernel; `programmatic` replaces what `programmatic_launch` says."""
+    values, x_scale = (x.values, x.scale) if isinstance(x, QuantizedActivation) else (x, None)
+    assert values.is_contiguous() and weight.counters is not None
+    tokens, in_features = values.shape
+    out_features = weight.values.shape[0]
+    out = weight.values.new_empty((tokens, out_features), dtype=out_dtype)
+    if tokens == 0:
+        return out
+    if programmatic is None:
+        programmatic = programmatic_launch(values)
+    splits = check_config(config, tokens, weight)
+    partials = values.new_empty((splits, tokens, out_features), dtype=torch.float32) if splits > 1 else out
+    n_tiles, m_tiles = triton.cdiv(out_features, config.block_n), triton.cdiv(tokens, config.block_m)
+    _streamed_linear_kernel[n_tiles * splits, m_tiles](
+        values,
+        values if x_scale is None else x_scale,
+        weight.values,
+        values if weight.scale is None else weight.scale,
+        out if weight.bias is None else weight.bias,
+        out,
+        partials,
+        weight.counters,
+        weight.values if weight.next_values is None else weight.next_values,
+        tokens,
+        out_features,
+        in_features,
+        0 if x_scale is None else x_scale.stride(0),
+        0 if x_scale is None else x_scale.stride(1),
+        config.split_width(in_features),
+        *next_weight_fields(next_weight(weight, tokens, n_tiles * splits) if programmatic else None),
+        SCALES=scales_of(weight),
+        HAS_BIAS=weight.bias is not None,
+        SPLITS=splits,
+        EVEN_K=in_features % config.block_k == 0,
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
+        PREFETCH=own_prefetch_bytes(config, weight) if programmatic else 0,
+        PROGRAMMATIC=programmatic,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        **launch_options(programmatic),
+    )
+    return out
+
+
+def check_config(config: StreamedLinearConfig, tokens: int, weight: LinearWeight) -> int:
+    """The number of splits that `config` makes of this weight, after checks of the kernel's rules."""
+    in_features = weight.values.shape[1]
+    splits = triton.cdiv(in_features, config.split_width(in_features))
+    assert splits == 1 or tokens <= config.block_m, "split sums are counted for one row of tiles"
+    assert config.block_n >= MIN_BLOCK_N
+    if scales_of(weight) == BLOCK_SCALES:
+        assert config.block_k == BLOCK and BLOCK % config.block_n == 0
+    return splits
+
+
+def scales_of(weight: LinearWeight) -> int:
+    """The kernel's SCALES for a weight."""
+    if weight.scale is None:
+        return NO_SCALES
+    return BLOCK_SCALES if weight.scale.dim() == 2 else ROW_SCALES
+
+
+def own_prefetch_bytes(config: StreamedLinearConfig, weight: LinearWeight) -> int:
+    """Bytes of each weight row to ask for before the input is there; addresses must be whole 16 bytes."""
+    itemsize = weight.values.itemsize
+    return config.block_k * config.num_stages * itemsize if weight.values.shape[1] * itemsize % 16 == 0 else 0
+
+
+def next_weight(weight: LinearWeight, tokens: int, programs: int) -> NextWeight:
+    """What a launch of `programs` programs asks for of the weight after `weight`."""
+    values = weight.next_values
+    config = None
+    if values is not None and tokens <= MAX_STREAMED_TOKENS:
+        config = streamed_linear_config(
+            tokens, *values.shape, itemsize=values.itemsize, block_scales=scales_of(weight) == BLOCK_SCALES
+        )
+    return next_weight_of(values, config, programs)
+
+
+def next_weight_fields(fields: NextWeight | None) -> tuple[int, ...]:
+    """The kernel's arguments for it, None for none."""
+    if fields is None:
+        return (0, 1, 0, 0, 0, 1, 0)
+    return (
+        fields.segments,
+        fields.splits,
+        fields.row_bytes,
+        fields.split_bytes,
+        fields.segment_bytes,
+        fields.programs,
+        fields.per_program,
+    )
+
+
+NOT_SPECIALIZED = [
+    "num_tokens",
+    "x_scale_token_stride",
+    "x_scale_group_stride",
+    "next_segments",
+    "next_splits",
+    "next_row_bytes",
+    "next_split_bytes",
+    "next_segment_bytes",
+    "next_programs",
+    "next_per_program",
+]
+
+
+@triton.jit(do_not_specialize=NOT_SPECIALIZED, do_not_specialize_on_alignment=["x_scale", "bias"])
+def _streamed_linear_kernel(
+    x,
+    x_scale,
+    weight,
+    weight_scale,
+    bias,
+    out,
+    partials,
+    counters,
+    next_weight,
+    num_tokens,
+    out_features,
+    in_features,
+    x_scale_token_stride,
+    x_scale_group_stride,
+    split_width,
+    next_segments,
+    next_splits,
+    next_row_bytes,
+    next_split_bytes,
+    next_segment_bytes,
+    next_programs,
+    next_per_program,
+    SCALES: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
+):
+    """One program: BLOCK_N outputs of BLOCK_M tokens over one slice of K. The last slice to finish adds all up."""
+    n_tiles = tl.cdiv(out_features, BLOCK_N)
+    n_tile = tl.program_id(0) % n_tiles
+    split = tl.program_id(0) // n_tiles
+    n = n_tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    first_k = split * split_width
+    last_k = tl.minimum(first_k + split_width, in_features)
+    if PROGRAMMATIC:
+        tl.extra.cuda.gdc_launch_dependents()
+        if PREFETCH > 0:
+            ask_for_rows(weight, n, first_k, last_k, out_features, in_features, PREFETCH)
+        tl.extra.cuda.gdc_wait()
+    acc = stream_sum(
+        x,
+        x_scale,
+        weight,
+        weight_scale,
+        n,
+        m,
+        n_tile,
+        first_k,
+        last_k,
+        num_tokens,
+        out_features,
+        in_features,
+        x_scale_token_stride,
+        x_scale_group_stride,
+        SCALES,
+        EVEN_K,
+        BLOCK_M,
+        BLOCK_N,
+        BLOCK_K,
+    )
+    if PROGRAMMATIC:
+        prefetch_next_weight(
+            next_weight,
+            tl.program_id(0),
+            tl.num_programs(0),
+            next_segments,
+            next_splits,
+            next_row_bytes,
+            next_split_bytes,
+            next_segment_bytes,
+            next_programs,
+            next_per_program,
+            LANES=PREFETCH_LANES,
+        )
+    if SPLITS > 1:
+        if not is_last_split(acc, partials, counters, n, m, n_tile, split, num_tokens, out_features, SPLITS):
+            return
+        acc = sum_of_splits(partials, n, m, num_tokens, out_features, SPLITS, BLOCK_M, BLOCK_N)
+    y = scaled_output(
+        acc, x_scale, weight_scale, bias, n, m, num_tokens, out_features, x_scale_token_stride, SCALES, HAS_BIAS
+    )
+    live = (n < out_features)[:, None] & (m < num_tokens)[None, :]
+    tl.store(out + m.to(tl.int64)[None, :] * out_features + n[:, None], y.to(out.dtype.element_ty), mask=live)
+
+
+@triton.jit
+def ask_for_rows(weight, n, first_k, last_k, out_features, in_features, PREFETCH: tl.constexpr):
+    """Ask for the first PREFETCH bytes of a program's slice of the rows `n`."""
+    rows = weight + tl.minimum(n, out_features - 1).to(tl.int64) * in_features + first_k
+    itemsize: tl.constexpr = weight.dtype.element_ty.primitive_bitwidth // 8
+    num_bytes = tl.minimum((last_k - first_k) * itemsize, PREFETCH)
+    prefetch_l2(rows.to(tl.int64, bitcast=True), num_bytes)
+
+
+@triton.jit
+def stream_sum(
+    x,
+    x_scale,
+    weight,
+    weight_scale,
+    n,
+    m,
+    n_tile,
+    first_k,
+    last_k,
+    num_tokens,
+    out_features,
+    in_features,
+    x_scale_token_stride,
+    x_scale_group_stride,
+    SCALES: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """[BLOCK_N, BLOCK_M] float32: rows `n` of the weight times rows `m` of x over one slice of K, blocks scaled."""
+    live_m = m < num_tokens
+    # Rows beyond the last are computed from it and never stored.
+    weight_rows = weight + tl.minimum(n, out_features - 1).to(tl.int64) * in_features
+    x_rows = x + m.to(tl.int64) * in_features
+    acc = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
+    for k0 in range(first_k, last_k, BLOCK_K):
+        k = k0 + tl.arange(0, BLOCK_K)
+        if EVEN_K:
+            weight_tile = tl.load(weight_rows[:, None] + k[None, :], eviction_policy="evict_first")
+            x_tile = tl.load(x_rows[None, :] + k[:, None], mask=live_m[None, :], other=0.0)
+        else:
+            in_k = k < in_features
+            weight_tile = tl.load(weight_rows[:, None] + k[None, :], mask=in_k[None, :], other=0.0)
+            x_tile = tl.load(x_rows[None, :] + k[:, None], mask=live_m[None, :] & in_k[:, None], other=0.0)
+        if SCALES == 2:
+            group = k0 // 128
+            token_scale = tl.load(
+                x_scale + m * x_scale_token_stride + group * x_scale_group_stride, mask=live_m, other=0.0
+            )
+            block = n_tile * BLOCK_N // 128 * tl.cdiv(in_features, 128) + group
+            acc += tl.dot(weight_tile, x_tile) * (token_scale * tl.load(weight_scale + block))[None, :]
+        elif SCALES == 1:
+            # Tensor cores keep about 14 bits of a float8 sum: added up in registers every 128 columns, the error does
+            # not grow with K. Left alone it passed 6e-3 at K = 8192.
+            acc = tl.dot(weight_tile, x_tile, acc, max_num_imprecise_acc=128)
+        else:
+            acc = tl.dot(weight_tile, x_tile, acc, input_precision="ieee")
+    return acc
+
+
+@triton.jit
+def is_last_split(acc, partials, counters, n, m, n_tile, split, num_tokens, out_features, SPLITS: tl.constexpr):
+    """Leave a slice's sum in `partials`, and say whether all slices of the tile are there."""
+    live = (n < out_features)[:, None] & (m < num_tokens)[None, :]
+    tile = m.to(tl.int64)[None, :] * out_features + n[:, None]
+    plane = num_tokens.to(tl.int64) * out_features
+    tl.store(partials + split * plane + tile, acc, mask=live)
+    tl.debug_barrier()  # all of the program's sums are written before it counts itself
+    last = tl.atomic_add(counters + n_tile, 1, sem="acq_rel") == SPLITS - 1
+    if last:
+        tl.store(counters + n_tile, 0)
+    return last
+
+
+@triton.jit
+def sum_of_splits(
+    partials,
+    n,
+    m,
+    num_tokens,
+    out_features,
+    SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """[BLOCK_N, BLOCK_M]: the slices' sums of a tile, in order."""
+    live = (n < out_features)[:, None] & (m < num_tokens)[None, :]
+    tile = m.to(tl.int64)[None, :] * out_features + n[:, None]
+    plane = num_tokens.to(tl.int64) * out_features
+    acc = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
+    for split in tl.static_range(SPLITS):
+        # Past the first-level cache, which knows nothing of what other SMs wrote.
+        acc += tl.load(partials + split * plane + tile, mask=live, other=0.0, cache_modifier=".cg")
+    return acc
+
+
+@triton.jit
+def scaled_output(
+    acc,
+    x_scale,
+    weight_scale,
+    bias,
+    n,
+    m,
+    num_tokens,
+    out_features,
+    x_scale_token_stride,
+    SCALES: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+):
+    """The finished sum with the scales of rows and the bias, float32."""
+    if SCALES == 1:
+        token_scale = tl.load(x_scale + m * x_scale_token_stride, mask=m < num_tokens, other=0.0)
+        row_scale = tl.load(weight_scale + n, mask=n < out_features, other=0.0)
+        acc = acc * row_scale[:, None] * token_scale[None, :]
+    if HAS_BIAS:
+        acc += tl.load(bias + n, mask=n < out_features, other=0.0).to(tl.float32)[:, None]
+    return acc

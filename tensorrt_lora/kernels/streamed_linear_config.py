@@ -1,0 +1,57 @@
+"""The shape of `streamed_linear`'s launch, and the cases that are left to cuBLAS.
+
+Called by `linear`, `lora_linear` and the kernel benchmark. Functions of static facts only, so that captured graphs
+stay valid.
+"""
+
+from dataclasses import dataclass
+
+import triton
+
+MIN_BLOCK_N = 16
+"""Of every configuration: sizes the counters of split sums."""
+
+MAX_STREAMED_TOKENS = 64  # beyond, cuBLAS's tiles are as good
+_WANTED_PROGRAMS = 264  # two for each SM of an H200
+_MIN_SPLIT_BLOCKS = 4  # K blocks of a split: fewer do not fill the pipeline
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedLinearConfig:
+    """Tokens, output rows and K columns of a program's tile; programs that share a tile's K between them."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    splits: int
+    num_warps: int
+    num_stages: int
+
+    def split_width(self, in_features: int) -> int:
+        """Columns of K that a program reads: whole blocks."""
+        return triton.cdiv(triton.cdiv(in_features, self.splits), self.block_k) * self.block_k
+
+
+def streamed_linear_config(
+    tokens: int, out_features: int, in_features: int, *, itemsize: int, block_scales: bool
+) -> StreamedLinearConfig:
+    """The configuration for x [tokens, in_features] times a weight [out_features, in_features].
+
+    Args:
+        itemsize: bytes of a value, 1 or 2.
+        block_scales: whether the weight has a scale for each block of 128 x 128.
+    """
+    block_m = next((size for size in (16, 32, 64) if tokens <= size), 128)
+    if block_m == 128:
+        return StreamedLinearConfig(block_m=128, block_n=128, block_k=128, splits=1, num_warps=8, num_stages=3)
+    block_k, num_stages = (128, 6) if block_scales or block_m == 64 else (256, 4)
+    if itemsize == 2:
+        block_k, num_stages = (64, 6) if block_m == 64 else (128, 4)
+    tiles = triton.cdiv(out_features, 64)
+    splits = min(_WANTED_PROGRAMS // tiles, triton.cdiv(in_features, block_k) // _MIN_SPLIT_BLOCKS)
+    return StreamedLinearConfig(block_m, 64, block_k, max(1, splits), num_warps=4, num_stages=num_stages)
+
+
+def use_cublas(tokens: int, out_features: int, in_features: int, *, itemsize: int) -> bool:
+    """Whether cuBLAS computes a product: only of many tokens, and of float8 with rows of whole 16 bytes."""
+    return tokens > MAX_STREAMED_TOKENS and (itemsize > 1 or (out_features % 16 == 0 and in_features % 16 == 0))

@@ -1,0 +1,138 @@
+"""What `tensorrt-lora tune` measured on a device: how long each plan takes at each shape of projection.
+
+Read by `CudaGraphLoraManager`, written by `bench/`, printed by `tensorrt-lora info --plan`. Tables of some devices come
+with the package. Knows no tensors and no streams.
+"""
+
+import json
+from bisect import bisect_left
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from tensorrt_lora.config.strict_base_model import StrictBaseModel
+from tensorrt_lora.kernels.streamed_linear_config import MAX_STREAMED_TOKENS
+from tensorrt_lora.lora.batch_kind import BatchKind
+from tensorrt_lora.lora.lora_plan import LoraPlan
+from tensorrt_lora.lora.lora_plans import LoraPlans, ProjectionShape
+
+
+_TIE = 1.005  # medians of replays repeat to about half a percent
+
+
+class PlanTimes(StrictBaseModel):
+    """One row: a projection with its LoRA at one kind of batch."""
+
+    in_features: int = Field(ge=1, description="K of the projection.")
+    out_features: int = Field(ge=1, description="N, of all parts of a fused projection.")
+    itemsize: int = Field(ge=1, le=4, description="Bytes of a stored weight.")
+    tokens: int = Field(ge=1, description="Rows.")
+    many: bool = Field(description="Whether there were several adapters.")
+    rank: int = Field(ge=1, description="Rank of the adapters.")
+    base: float = Field(gt=0, description="Microseconds without LoRA.")
+    microseconds: dict[str, float] = Field(description="By plan, with LoRA.")
+
+    @property
+    def shape(self) -> ProjectionShape:
+        return ProjectionShape(self.in_features, self.out_features, self.itemsize)
+
+
+class PlanTableFile(StrictBaseModel):
+    """The file's content."""
+
+    device: str = Field(description="As CUDA names it.")
+    measured_with: dict[str, str] = Field(description="Versions, the date, the command.")
+    rows: list[PlanTimes] = Field(description="In any order.")
+
+
+@dataclass(slots=True)
+class LoraPlanTable:
+    """Rows by what they are asked for. Without rows, or for shapes that it does not have, a rule decides."""
+
+    source: str = "no table"
+    rows: dict[ProjectionShape, dict[BatchKind, PlanTimes]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, content: PlanTableFile, source: str) -> "LoraPlanTable":
+        table = cls(source)
+        for row in content.rows:
+            table.rows.setdefault(row.shape, {})[BatchKind(row.tokens, row.many, row.rank)] = row
+        return table
+
+    @classmethod
+    def read(cls, path: Path) -> "LoraPlanTable":
+        """The table in a file. Raises ValueError when there is none, or it is not one."""
+        try:
+            return cls.of(_FILE.validate_json(path.read_bytes()), str(path))
+        except OSError as error:
+            raise ValueError(f"lora_plan_table {path} cannot be read: {error.strerror}") from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise ValueError(
+                f"lora_plan_table {path} is no plan table: {where}: {first['msg']}; write one with `tensorrt-lora tune`"
+            ) from error
+
+    @classmethod
+    def shipped(cls, device_name: str) -> "LoraPlanTable":
+        """The table that comes with the package for a device, or an empty one."""
+        name = f"{device_name.lower().replace(' ', '-')}.json"
+        file = resources.files("tensorrt_lora.lora.plan_tables").joinpath(name)
+        if not file.is_file():
+            return cls(f"no table for {device_name}")
+        return cls.of(_FILE.validate_json(file.read_bytes()), f"the table for {device_name}")
+
+    def plans(self, kind: BatchKind, allowed: Collection[LoraPlan]) -> LoraPlans:
+        """The fastest of the allowed plans at every shape.
+
+        Among plans as fast it is the rule's, for every other set of plans is a graph more, or else the simplest.
+        """
+        default = default_plan(kind, allowed)
+        by_shape = []
+        for shape in sorted(self.rows):
+            fastest = self._fastest(shape, kind, allowed)
+            if fastest and default not in fastest:
+                by_shape.append((shape, fastest[0]))
+        return LoraPlans(default, tuple(by_shape))
+
+    def row(self, shape: ProjectionShape, kind: BatchKind) -> PlanTimes | None:
+        """The row whose tokens and rank are the next ones up from those asked for, or else the largest."""
+        rows = {measured: row for measured, row in self.rows.get(shape, {}).items() if measured.many == kind.many}
+        if not rows:
+            return None
+        tokens = _next_up(sorted({measured.tokens for measured in rows}), kind.tokens)
+        ranks = sorted({measured.rank for measured in rows if measured.tokens == tokens})
+        return rows[BatchKind(tokens, kind.many, _next_up(ranks, kind.rank))]
+
+    def _fastest(self, shape: ProjectionShape, kind: BatchKind, allowed: Collection[LoraPlan]) -> list[LoraPlan]:
+        """The plans that took the least time, as far as that can be told; none without a row."""
+        row = self.row(shape, kind)
+        measured = {} if row is None else row.microseconds
+        times = {plan: measured[plan.value] for plan in LoraPlan if plan in allowed and plan.value in measured}
+        return [plan for plan, time in times.items() if time <= min(times.values()) * _TIE]
+
+
+def default_plan(kind: BatchKind, allowed: Collection[LoraPlan]) -> LoraPlan:
+    """One launch for one adapter; several are too much work for the ends of the base's tiles, beside them they fit."""
+    if kind.many and LoraPlan.BOTH_BESIDE in allowed:
+        return LoraPlan.BOTH_BESIDE
+    can_fuse = LoraPlan.FUSED in allowed and kind.tokens <= MAX_STREAMED_TOKENS
+    return LoraPlan.FUSED if can_fuse else LoraPlan.SEQUENTIAL
+
+
+def write_table(content: PlanTableFile, path: Path) -> None:
+    """Write a table, a row on each line."""
+    fields = content.model_dump(mode="json")
+    rows = ",\n".join(json.dumps(row) for row in fields.pop("rows"))
+    head = json.dumps(fields)
+    path.write_text(f'{head[:-1]}, "rows": [\n{rows}\n]}}\n', encoding="utf-8")
+
+
+def _next_up(values: list[int], wanted: int) -> int:
+    return values[min(bisect_left(values, wanted), len(values) - 1)]
+
+
+_FILE = TypeAdapter(PlanTableFile)

@@ -1,0 +1,187 @@
+"""The kernels between projections compile for sm_90, spill nothing, and read only parameters before they wait."""
+
+import re
+from dataclasses import dataclass
+
+import pytest
+import triton
+
+from tensorrt_lora.kernels.activation import SILU_COLUMNS, SILU_WARPS, _silu_and_mul_kernel
+from tensorrt_lora.kernels.fp8_quantize import (
+    MAXIMA_COLUMNS,
+    MAXIMA_WARPS,
+    _quantize_by_maxima_kernel,
+    _quantize_kernel,
+    quantize_config,
+)
+from tensorrt_lora.kernels.qk_norm_rope import BLOCK_HEADS, _qk_norm_rope_kernel
+from tensorrt_lora.kernels.qk_norm_rope import num_warps as rope_warps
+from tensorrt_lora.kernels.rms_norm import _rms_norm_kernel, block_and_warps
+from tests.support.sm90 import Resources, assembly_sm90, compile_sm90, read_before_wait
+
+HIDDEN_SIZES = [64, 1024, 2560, 4096, 5120, 8192, 16384, 25600]
+INTERMEDIATE_SIZES = [64, 3072, 12288, 14336, 25600, 28672]
+GRANULARITIES = ["", "token", "group", "static"]
+
+
+@dataclass(slots=True)
+class Launch:
+    """A kernel with the types and constants of one of its launches."""
+
+    kernel: triton.JITFunction
+    pointers: dict[str, str]
+    constants: dict[str, object]
+    num_warps: int
+
+    def resources(self) -> Resources:
+        return compile_sm90(self.kernel, self.pointers, self.constants, self.num_warps, num_stages=3)
+
+    def assembly(self, stage: str) -> str:
+        return assembly_sm90(self.kernel, self.pointers, self.constants, self.num_warps, stage)
+
+    def read_before_wait(self) -> set[str]:
+        return read_before_wait(self.kernel, self.pointers, self.assembly("ptx"))
+
+
+def pointers(rows: tuple[str, ...], granularity: str, element: str = "bf16") -> dict[str, str]:
+    """Rows of activations, and what a quantisation writes: stood in for by rows where there is none."""
+    stand_in = {"values": "fp8e4nv", "scale": "fp32", "static_scale": "fp32"} if granularity else {}
+    return dict.fromkeys((*rows, "values", "scale", "static_scale"), element) | stand_in
+
+
+def rms_norm(width: int, granularity: str, *, add: bool, element: str = "bf16") -> Launch:
+    block, num_warps = block_and_warps(width)
+    constants: dict[str, object] = {
+        "WIDTH": width,
+        "EPS": 1e-6,
+        "ADD": add,
+        "QUANTIZE": granularity,
+        "BLOCK": block,
+        "VECTOR": 4 if element == "fp32" else 8,
+        "PROGRAMMATIC": True,
+    }
+    rows = ("x", "residual", "weight", "out")
+    return Launch(_rms_norm_kernel, pointers(rows, granularity, element), constants, num_warps)
+
+
+def silu_and_mul(width: int, granularity: str, element: str = "bf16") -> Launch:
+    constants: dict[str, object] = {
+        "WIDTH": width,
+        "QUANTIZE": granularity,
+        "BLOCK": SILU_COLUMNS,
+        "PROGRAMMATIC": True,
+    }
+    return Launch(_silu_and_mul_kernel, pointers(("gate_up", "out"), granularity, element), constants, SILU_WARPS)
+
+
+def quantize_by_maxima(width: int) -> Launch:
+    constants: dict[str, object] = {
+        "FEATURES": width,
+        "BLOCK": MAXIMA_COLUMNS,
+        "BLOCK_PARTS": triton.next_power_of_2(triton.cdiv(width, MAXIMA_COLUMNS)),
+        "PROGRAMMATIC": True,
+    }
+    types = {"x": "bf16", "maxima": "fp32", "values": "fp8e4nv", "scale": "fp32"}
+    return Launch(_quantize_by_maxima_kernel, types, constants, MAXIMA_WARPS)
+
+
+def quantize(group_size: int, *, static: bool) -> Launch:
+    config = quantize_config(group_size)
+    constants: dict[str, object] = {
+        "GROUP_SIZE": group_size,
+        "STATIC": static,
+        "BLOCK_ROWS": config.block_rows,
+        "BLOCK_COLUMNS": config.block_columns,
+        "PROGRAMMATIC": True,
+    }
+    return Launch(_quantize_kernel, pointers(("x",), "token"), constants, config.num_warps)
+
+
+def qk_norm_rope(head_dim: int, element: str, *, norm: bool, write_kv: bool) -> Launch:
+    constants: dict[str, object] = {
+        "HEADS": 32,
+        "KV_HEADS": 8,
+        "HEAD_DIM": head_dim,
+        "PAGE_SIZE": 16,
+        "EPS": 1e-6,
+        "NORM": norm,
+        "WRITE_KV": write_kv,
+        "BLOCK_HEADS": BLOCK_HEADS,
+        "BLOCK_HALF": triton.next_power_of_2(head_dim // 2),
+        "PROGRAMMATIC": True,
+    }
+    types = dict.fromkeys(("q", "k", "v", "q_weight", "k_weight", "kv_cache"), element)
+    types |= {"position_ids": "i64", "cache_slots": "i64", "cos_sin_cache": "fp32"}
+    return Launch(_qk_norm_rope_kernel, types, constants, rope_warps(head_dim))
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("width", HIDDEN_SIZES)
+def test_rms_norm(width: int, granularity: str) -> None:
+    if granularity == "group" and width <= 128:
+        pytest.skip("one group is a whole token")
+    for add in (True, False):
+        launch = rms_norm(width, granularity, add=add)
+        assert launch.resources().stack_bytes == 0
+        assert launch.read_before_wait() == ({"weight", "static_scale"} if granularity == "static" else {"weight"})
+
+
+@pytest.mark.parametrize("width", HIDDEN_SIZES)
+def test_a_sum_of_squares_has_one_order(width: int) -> None:
+    """Which values a thread adds up is in the layout; a quantisation behind the norm does not change it."""
+    layouts = set()
+    for granularity in GRANULARITIES if width > 128 else ["", "token", "static"]:
+        for add in (True, False):
+            code = rms_norm(width, granularity, add=add).assembly("ttgir")
+            name = re.search(r'"tt.reduce".*?\}\) : \(tensor<\w+, (#\w+)>\)', code, re.DOTALL)
+            assert name is not None
+            layout = re.search(rf"^{name[1]} = (.*)$", code, re.MULTILINE)
+            assert layout is not None
+            layouts.add(layout[1])
+    assert len(layouts) == 1
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("width", INTERMEDIATE_SIZES)
+def test_silu_and_mul(width: int, granularity: str) -> None:
+    if granularity == "group" and width <= 128:
+        pytest.skip("one group is a whole token")
+    launch = silu_and_mul(width, granularity)
+    assert launch.resources().stack_bytes == 0
+    assert launch.read_before_wait() == ({"static_scale"} if granularity == "static" else set())
+    assert "ld.global.v4.b32" in launch.assembly("ptx")
+
+
+@pytest.mark.parametrize("element", ["fp32", "fp16"])
+def test_other_dtypes(element: str) -> None:
+    for launch in (rms_norm(5120, "", add=True, element=element), silu_and_mul(25600, "", element)):
+        assert launch.resources().stack_bytes == 0
+
+
+@pytest.mark.parametrize("width", INTERMEDIATE_SIZES)
+def test_quantize_by_maxima(width: int) -> None:
+    launch = quantize_by_maxima(width)
+    assert launch.resources().stack_bytes == 0
+    assert launch.read_before_wait() == set()
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("group_size", [128, 1024, 5120, 8192, 12288, 25600, 32768])
+def test_quantize(group_size: int, static: bool) -> None:
+    launch = quantize(group_size, static=static)
+    assert launch.resources().stack_bytes == 0
+    assert launch.read_before_wait() == set()
+    assert "cvt.rn.satfinite.e4m3x2" in launch.assembly("ptx")
+
+
+@pytest.mark.parametrize(("norm", "write_kv"), [(True, True), (True, False), (False, True), (False, False)])
+@pytest.mark.parametrize("head_dim", [24, 64, 80, 128, 256])
+@pytest.mark.parametrize("element", ["bf16", "fp32"])
+def test_qk_norm_rope(element: str, head_dim: int, norm: bool, write_kv: bool) -> None:
+    launch = qk_norm_rope(head_dim, element, norm=norm, write_kv=write_kv)
+    resources = launch.resources()
+    assert resources.stack_bytes == 0
+    assert resources.shared_bytes == 0, "threads of several warps exchange data"
+    weights = {"q_weight", "k_weight"} if norm else set()
+    slots = {"cache_slots"} if write_kv else set()
+    assert launch.read_before_wait() == {"position_ids", "cos_sin_cache"} | weights | slots

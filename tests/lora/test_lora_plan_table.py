@@ -1,0 +1,101 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from tensorrt_lora.lora.batch_kind import BatchKind
+from tensorrt_lora.lora.lora_plan import LoraPlan
+from tensorrt_lora.lora.lora_plan_table import (
+    LoraPlanTable,
+    PlanTableFile,
+    PlanTimes,
+    default_plan,
+    write_table,
+)
+from tensorrt_lora.lora.lora_plans import LoraPlans, ProjectionShape
+
+SHAPE = ProjectionShape(5120, 10240, 1)
+ON_ONE_STREAM = (LoraPlan.SEQUENTIAL, LoraPlan.FUSED)
+
+
+def make_file() -> PlanTableFile:
+    times = {
+        (1, 16): {"sequential": 9.0, "fused": 3.0, "both_beside": 4.0},
+        (1, 64): {"sequential": 9.0, "fused": 5.0, "both_beside": 4.0},
+        (8, 16): {"sequential": 2.0, "fused": 3.0},
+    }
+    rows = [
+        PlanTimes(
+            in_features=5120,
+            out_features=10240,
+            itemsize=1,
+            tokens=tokens,
+            many=False,
+            rank=rank,
+            base=1.0,
+            microseconds=microseconds,
+        )
+        for (tokens, rank), microseconds in times.items()
+    ]
+    return PlanTableFile(device="NVIDIA X", measured_with={"torch": "2"}, rows=rows)
+
+
+def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    write_table(make_file(), path)
+    assert len(path.read_text().splitlines()) == 5, "a row on each line"
+    assert LoraPlanTable.read(path).rows == LoraPlanTable.of(make_file(), "").rows
+
+
+def test_the_fastest_allowed_plan_of_the_next_row_up() -> None:
+    table = LoraPlanTable.of(make_file(), "a test")
+
+    def plan(tokens: int, rank: int, allowed: tuple[LoraPlan, ...] = tuple(LoraPlan)) -> LoraPlan:
+        return table.plans(BatchKind(tokens, False, rank), allowed).plan_for(SHAPE)
+
+    assert plan(1, 8) is plan(1, 16) is LoraPlan.FUSED
+    assert plan(1, 17) is plan(1, 128) is LoraPlan.BOTH_BESIDE
+    assert plan(1, 17, ON_ONE_STREAM) is LoraPlan.FUSED
+    assert plan(2, 16) is plan(99, 64) is LoraPlan.SEQUENTIAL
+
+
+def test_the_rule_where_nothing_was_measured() -> None:
+    table = LoraPlanTable.of(make_file(), "a test")
+    one, many = BatchKind(8, False, 16), BatchKind(8, True, 16)
+    assert default_plan(one, tuple(LoraPlan)) is LoraPlan.FUSED
+    assert default_plan(many, tuple(LoraPlan)) is LoraPlan.BOTH_BESIDE
+    assert default_plan(many, ON_ONE_STREAM) is LoraPlan.FUSED
+    other = ProjectionShape(1, 2, 2)
+    assert table.plans(one, tuple(LoraPlan)).plan_for(other) is LoraPlan.FUSED
+    assert table.plans(many, tuple(LoraPlan)) == LoraPlans(LoraPlan.BOTH_BESIDE), "no row of several adapters"
+
+
+def test_plans_say_what_they_are() -> None:
+    plans = LoraPlans(LoraPlan.FUSED, ((SHAPE, LoraPlan.SEQUENTIAL),))
+    assert str(plans) == "fused; 5120x10240 of 1 byte: sequential"
+    assert str(LoraPlans(LoraPlan.FUSED)) == "fused"
+
+
+def test_a_device_without_a_table_has_an_empty_one() -> None:
+    table = LoraPlanTable.shipped("NVIDIA No Such Device")
+    assert not table.rows and "NVIDIA No Such Device" in table.source
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is no plan table"),
+        (json.dumps({"device": "x", "measured_with": {}, "rows": [{"tokens": 0}]}), r"rows\.0"),
+        (json.dumps({"device": "x", "measured_with": {}, "rows": [], "more": 1}), "more"),
+    ],
+)
+def test_other_files_are_refused(content: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        LoraPlanTable.read(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot be read"):
+        LoraPlanTable.read(tmp_path / "no.json")
