@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tensorrt_lora.adapters.adapter_report import AdapterReport
     from tensorrt_lora.adapters.adapter_status import AdapterStatus
     from tensorrt_lora.config.cuda_graph_config import CudaGraphConfig
+    from tensorrt_lora.config.guided_decoding_params import GuidedDecodingParams
     from tensorrt_lora.config.kv_cache_config import KvCacheConfig
     from tensorrt_lora.config.llm_args import TorchLlmArgs
     from tensorrt_lora.config.lora_config import LoraConfig
@@ -33,6 +34,7 @@ _HOME: dict[str, str] = {
     "CompletionOutput": "tensorrt_lora.llmapi.request_output",
     "CudaGraphConfig": "tensorrt_lora.config.cuda_graph_config",
     "EngineStats": "tensorrt_lora.engine.engine_stats",
+    "GuidedDecodingParams": "tensorrt_lora.config.guided_decoding_params",
     "KvCacheConfig": "tensorrt_lora.config.kv_cache_config",
     "LLM": "tensorrt_lora.llmapi.llm",
     "LoRARequest": "tensorrt_lora.lora_request",
@@ -55,6 +57,7 @@ __all__ = [
     "CompletionOutput",
     "CudaGraphConfig",
     "EngineStats",
+    "GuidedDecodingParams",
     "KvCacheConfig",
     "LoRARequest",
     "Logprob",

@@ -10,8 +10,8 @@ import argparse
 import asyncio
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -31,12 +31,35 @@ Phase = Literal["before", "loading", "first use"]
 _PROMPT_TOKENS = 16
 
 
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """When a phase began and ended."""
+
+    phase: Phase
+    start: float
+    end: float
+
+
 @dataclass(slots=True)
 class LoadBenchResult:
-    """Seconds between consecutive tokens of a stream, of all streams, by what happened when the second one came."""
+    """The times between consecutive tokens of a stream, of all streams, as (first, second) moments in seconds."""
 
-    gaps: dict[Phase, list[float]] = field(default_factory=lambda: {"before": [], "loading": [], "first use": []})
-    load_seconds: list[float] = field(default_factory=list)
+    tokens: list[tuple[float, float]] = field(default_factory=list)
+    spans: list[_Span] = field(default_factory=list)
+
+    @property
+    def gaps(self) -> dict[Phase, list[float]]:
+        """Seconds between tokens by phase; one that touches several phases counts in the last of them."""
+        gaps: dict[Phase, list[float]] = {"before": [], "loading": [], "first use": []}
+        for first, second in self.tokens:
+            touched = [span.phase for span in self.spans if first < span.end and span.start < second]
+            if touched:
+                gaps[touched[-1]].append(second - first)
+        return gaps
+
+    @property
+    def load_seconds(self) -> list[float]:
+        return [span.end - span.start for span in self.spans if span.phase == "loading"]
 
     def table(self) -> Table:
         """One row per phase, in milliseconds."""
@@ -65,7 +88,6 @@ class AdapterLoadBench:
         self._adapters = adapters
         self._num_streams = num_streams
         self._quiet_seconds = quiet_seconds
-        self._phase: Phase | None = None
         self._result = LoadBenchResult()
 
     def run(self) -> LoadBenchResult:
@@ -79,8 +101,8 @@ class AdapterLoadBench:
         try:
             for event in started:
                 await event.wait()
-            self._phase = "before"
-            await asyncio.sleep(self._quiet_seconds)
+            with self._span("before"):
+                await asyncio.sleep(self._quiet_seconds)
             for adapter in self._adapters:
                 await self._load(adapter)
         finally:
@@ -90,14 +112,17 @@ class AdapterLoadBench:
                     await stream
 
     async def _load(self, adapter: LoRARequest) -> None:
-        start = time.perf_counter()
-        self._phase = "loading"
-        await asyncio.wrap_future(self._llm.load_lora_async(adapter))
-        self._result.load_seconds.append(time.perf_counter() - start)
-        self._phase = "first use"
-        await self._llm.generate_async([1] * _PROMPT_TOKENS, SamplingParams(max_tokens=1), adapter)
-        self._phase = None
+        with self._span("loading"):
+            await asyncio.wrap_future(self._llm.load_lora_async(adapter))
+        with self._span("first use"):
+            await self._llm.generate_async([1] * _PROMPT_TOKENS, SamplingParams(max_tokens=1), adapter)
         await asyncio.to_thread(self._llm.unload_lora, adapter.lora_int_id)
+
+    @contextmanager
+    def _span(self, phase: Phase) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self._result.spans.append(_Span(phase, start, time.perf_counter()))
 
     async def _stream(self, index: int, started: asyncio.Event) -> None:
         """One stream after the other, so that there is always one."""
@@ -108,8 +133,8 @@ class AdapterLoadBench:
             try:
                 async for _ in future:
                     now = time.perf_counter()
-                    if before is not None and self._phase is not None:
-                        self._result.gaps[self._phase].append(now - before)
+                    if before is not None:
+                        self._result.tokens.append((before, now))
                     before = now
                     started.set()
             finally:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-_SAMPLE_SECONDS = 2e-3  # many times what the first launch of a sample may lag behind
+_SAMPLE_SECONDS = 1.5e-3  # many times what the first launch of a sample may lag behind
 _REPEATS = 3
 
 

@@ -20,7 +20,7 @@ from tensorrt_lora.bench.latency_records import LatencyHeader, LatencyRecord, La
 from tensorrt_lora.bench.workload import Workload
 from tensorrt_lora.utils.device import resolve_device
 
-_TRIAL_TOKENS = 33  # of each request in a trial: 32 decode steps tell plans apart, and most compilation is over
+_TRIAL_TOKENS = 65  # of each request in a trial: 64 decode steps tell plans apart, and most compilation is over
 
 
 class LatencyBench:
@@ -106,6 +106,8 @@ class LatencyBench:
             plan: self._engine.submit(workload, plan, num_tokens=tokens).finish().ms_per_token
             for plan in plans_of(self._options.modes)
         }
+        names = {plan_name(plan): ms_per_token for plan, ms_per_token in trials.items()}
+        self._result.header.trial_ms_per_token[workload.concurrency] = names
         return {mode: min(mode.candidates, key=lambda plan: trials[plan]) for mode in self._options.modes}
 
     def _record(

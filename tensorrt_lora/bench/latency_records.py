@@ -61,12 +61,14 @@ class LatencyHeader(BenchHeader):
         copy_bandwidth: bytes per second, read and written.
         step_bytes: of weights, of one token's keys and values, of one adapter (the largest).
         best_plan: the plan that mode best ran with, by concurrency.
+        trial_ms_per_token: of a decode step in the trials that chose it, by concurrency and plan.
         host_ms_per_step: host time of a decode step before the device has all its work, by concurrency and mode.
     """
 
     copy_bandwidth: float
     step_bytes: dict[str, int]
     best_plan: dict[int, str] = field(default_factory=dict)
+    trial_ms_per_token: dict[int, dict[str, float]] = field(default_factory=dict)
     host_ms_per_step: dict[int, dict[str, float]] = field(default_factory=dict)
 
     @classmethod

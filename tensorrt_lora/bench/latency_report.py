@@ -116,3 +116,6 @@ def _facts(header: LatencyHeader) -> Iterator[tuple[str, str]]:
     if header.best_plan:
         plans = ", ".join(f"{plan} at {concurrency}" for concurrency, plan in header.best_plan.items())
         yield "plan of mode best", plans
+    for concurrency, trials in header.trial_ms_per_token.items():
+        times = ", ".join(f"{plan} {milliseconds:.2f}" for plan, milliseconds in trials.items())
+        yield f"trials at {concurrency}, ms per token", times

@@ -15,10 +15,10 @@ from tensorrt_lora.bench.graph_timer import TimedGraph, time_in_turn
 from tensorrt_lora.bench.plan_case import PlanCase
 from tensorrt_lora.bench.plan_compiler import compile_ahead
 from tensorrt_lora.bench.plan_options import PlanOptions
-from tensorrt_lora.bench.projection import Projection
 from tensorrt_lora.lora.batch_kind import BatchKind
 from tensorrt_lora.lora.lora_plan import LoraPlan
 from tensorrt_lora.lora.lora_plan_table import PlanTimes
+from tensorrt_lora.models.projection import Projection
 
 _REPEATS = 7
 

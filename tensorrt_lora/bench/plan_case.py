@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tensorrt_lora.bench.projection import Projection
 from tensorrt_lora.kernels.lora_batch import pages_for_rows
 from tensorrt_lora.kernels.rms_norm import rms_norm
 from tensorrt_lora.lora.adapter_slot_manager import Slot
@@ -22,12 +21,13 @@ from tensorrt_lora.lora.layer import LoraLayer
 from tensorrt_lora.lora.lora_params import LoraParams
 from tensorrt_lora.lora.lora_plan import LoraPlan
 from tensorrt_lora.lora.lora_plans import LoraPlans
+from tensorrt_lora.models.projection import Projection
 from tensorrt_lora.modules.fp8_linear_method import Fp8LinearMethod
 from tensorrt_lora.modules.linear import Linear
 from tensorrt_lora.utils.multi_stream_utils import create_aux_stream, with_multi_stream
 
 _ROTATED_BYTES = 256_000_000  # of weights, several times the second-level cache
-_FEWEST_COPIES = 4
+_FEWEST_COPIES, _MOST_COPIES = 4, 64
 _DTYPE = torch.bfloat16
 _EPS = 1e-6
 
@@ -66,10 +66,9 @@ class PlanCase:
             in_features=projection.in_features,
             output_sizes=projection.output_sizes,
         )
-        copies = copies or max(_FEWEST_COPIES, math.ceil(_ROTATED_BYTES / projection.weight_bytes))
+        enough = math.ceil(_ROTATED_BYTES / projection.weight_bytes)
+        copies = copies or min(max(enough, _FEWEST_COPIES), _MOST_COPIES)
         self._linears = [self._make_linear() for _ in range(copies)]
-        for linear, following in zip(self._linears, [*self._linears[1:], self._linears[0]], strict=True):
-            linear.read_before(following)
         self._inputs = self._randn(max_num_tokens, projection.in_features)
         self._norm_weight = torch.ones(projection.in_features, dtype=_DTYPE, device=device)
         self._aux_stream = create_aux_stream(device)
@@ -107,7 +106,7 @@ class PlanCase:
         return [plan for plan in LoraPlan if can_fuse or plan is not LoraPlan.FUSED]
 
     def links(self, plan: LoraPlan | None) -> list[Link]:
-        """A link for each copy, in the order of their `next_values`; None is the base alone."""
+        """A link for each copy; None is the base alone."""
         lora_params = None if plan is None else self._lora_params(plan)
         return [self._link(copy, lora_params) for copy in range(len(self._linears))]
 

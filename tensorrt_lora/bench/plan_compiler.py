@@ -15,8 +15,8 @@ from triton import TritonError
 
 from tensorrt_lora.bench.plan_case import PlanCase
 from tensorrt_lora.bench.plan_options import PlanOptions
-from tensorrt_lora.bench.projection import Projection
 from tensorrt_lora.lora.batch_kind import BatchKind
+from tensorrt_lora.models.projection import Projection
 
 _MOST_PROCESSES = 16  # each has a context of its own on the device, about half a gigabyte
 

@@ -5,10 +5,11 @@ Owns the options' names, bounds and defaults. Filled by the command line, read b
 
 from pydantic import Field, field_validator
 
-from tensorrt_lora.bench.projection import Projection, preset_projections
+from tensorrt_lora.bench.preset_projections import preset_projections
 from tensorrt_lora.config.strict_base_model import StrictBaseModel
 from tensorrt_lora.lora.batch_kind import BatchKind, batch_kinds
 from tensorrt_lora.lora.lora_plans import ProjectionShape
+from tensorrt_lora.models.projection import Projection
 
 
 class PlanOptions(StrictBaseModel):

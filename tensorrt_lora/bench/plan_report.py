@@ -1,9 +1,9 @@
-"""Which plan each projection runs with, as a table for people: `tensorrt-lora info --plan`, and the end of a tuning run.
+"""Which plan each projection runs with, as a table for people: `info --plan`, and the end of `tune`.
 
 Asks a `LoraPlanTable` what `CudaGraphLoraManager` asks it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from rich.table import Table
@@ -36,7 +36,7 @@ def plan_report(
         "rank",
         *shapes,
         title=f"How LoRA runs in CUDA graphs, overlap_lora_and_base={overlap}",
-        caption=f"Planned by {table.source}. With a plan: microseconds that it takes beyond the base, where measured.",
+        caption=f"Source: {table.source}. Beside a plan: microseconds beyond the base, where measured.",
     )
     none = "not in the graph" if config.cuda_graph_specialize_lora else "as with one adapter"
     report.add_row(_span(sizes), "none", "", *[none] * len(shapes), end_section=True)
@@ -45,12 +45,14 @@ def plan_report(
     cells = [(kind, _cells(table, shapes.values(), kind, plans)) for kind in kinds]
     for (many, rank, texts), same in groupby(cells, key=lambda item: (item[0].many, item[0].rank, item[1])):
         tokens = [kind.tokens for kind, _ in same]
-        report.add_row(_span(tokens), "many" if many else "one", f"<= {rank}", *texts, end_section=tokens[-1] == sizes[-1])
+        report.add_row(
+            _span(tokens), "many" if many else "one", f"<= {rank}", *texts, end_section=tokens[-1] == sizes[-1]
+        )
     return report
 
 
 def _cells(
-    table: LoraPlanTable, shapes: Sequence[ProjectionShape], kind: BatchKind, allowed: Sequence[LoraPlan]
+    table: LoraPlanTable, shapes: Iterable[ProjectionShape], kind: BatchKind, allowed: Sequence[LoraPlan]
 ) -> tuple[str, ...]:
     plans = table.plans(kind, allowed)
     return tuple(_cell(table, shape, kind, plans.plan_for(shape)) for shape in shapes)

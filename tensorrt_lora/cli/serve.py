@@ -46,12 +46,13 @@ def serve(
     device: Annotated[Literal["auto", "cpu", "cuda"] | None, typer.Option()] = None,
 ) -> None:
     """Serve a model and its adapters through OpenAI's API, until SIGTERM."""
-    missing = [name for name in ("fastapi", "uvicorn") if importlib.util.find_spec(name) is None]
+    missing = [name for name in ("fastapi", "prometheus_client", "uvicorn") if importlib.util.find_spec(name) is None]
     if missing:
         raise ValueError(f"the server needs {' and '.join(missing)}: pip install 'tensorrt_lora[serve]'")
     from tensorrt_lora.serve.app import create_app
     from tensorrt_lora.serve.http_server import run_server
     from tensorrt_lora.serve.serve_config import ServeConfig
+    from tensorrt_lora.serve.server_metrics import ServerMetrics
 
     engine = {"model": model, "dtype": dtype, "device": device}
     options = {
@@ -68,7 +69,7 @@ def serve(
     settings = ServeConfig.from_yaml(config, {name: value for name, value in options.items() if value is not None})
     logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s: %(message)s")
     with LLM(args=settings.engine) as llm:
-        run_server(create_app(llm, settings), settings)
+        run_server(create_app(llm, settings, metrics=ServerMetrics(settings)), settings)
 
 
 def parse_loras(options: list[str]) -> dict[str, str]:

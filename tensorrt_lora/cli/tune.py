@@ -22,7 +22,7 @@ from tensorrt_lora.bench.run_environment import commit as checkout_commit
 from tensorrt_lora.bench.run_environment import versions
 from tensorrt_lora.cli.bench import parse_numbers
 from tensorrt_lora.config.lora_config import LoraConfig
-from tensorrt_lora.lora.lora_plan_table import LoraPlanTable, PlanTableFile, PlanTimes, write_table
+from tensorrt_lora.lora.lora_plan_table import LoraPlanTable, PlanTableFile, PlanTimes
 from tensorrt_lora.utils.device import device_name, resolve_device
 
 
@@ -68,7 +68,7 @@ def tune(
     def save(more: Sequence[PlanTimes]) -> None:
         new = {(row.shape, row.kind) for row in more}
         rows[:] = [*(row for row in rows if (row.shape, row.kind) not in new), *more]
-        write_table(PlanTableFile(device=name, measured_with=measured_with, rows=rows), output)
+        PlanTableFile(device=name, measured_with=measured_with, rows=rows).write(output)
 
     processes = default_processes() if processes is None else processes
     PlanBench(projections, options, device=device, processes=processes, progress=True).run(save)

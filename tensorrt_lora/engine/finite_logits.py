@@ -11,8 +11,8 @@ from tensorrt_lora.engine.llm_request import LlmRequest
 
 def finite_rows(logits: torch.Tensor) -> torch.Tensor:
     """Whether all logits of a row are finite, bool [n] for logits [n, vocab]; one pass, no host sync."""
-    lowest, highest = logits.aminmax(dim=-1)  # NaN goes through both
-    return lowest.isfinite() & highest.isfinite()
+    lowest, highest = logits.aminmax(dim=-1)  # NaN goes through both, and compares as False
+    return (lowest > -torch.inf) & (highest < torch.inf)
 
 
 def not_finite_error(request: LlmRequest, position: int) -> str:

@@ -36,11 +36,13 @@ class GuidedDecoder:
     def __init__(self, hf_tokenizer: PreTrainedTokenizerFast, *, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         if importlib.util.find_spec("llguidance") is None:
             raise ValueError(
-                "guided_decoding_backend=llguidance needs that package: pip install 'tensorrt_lora[serve]', or leave "
-                "it out"
+                "guided_decoding_backend=llguidance needs that package: pip install 'tensorrt_lora[serve]', or set it "
+                "to None"
             )
         if not isinstance(hf_tokenizer, PreTrainedTokenizerFast):
-            raise ValueError("guided_decoding_backend=llguidance needs a fast tokenizer, which this model has not")
+            raise ValueError(
+                "guided_decoding_backend=llguidance needs a fast tokenizer, which this model has not: set it to None"
+            )
         from llguidance.hf import from_tokenizer
 
         self._tokenizer = from_tokenizer(hf_tokenizer, n_vocab=vocab_size, eos_token=list(eos_token_ids) or None)

@@ -25,6 +25,7 @@ from tensorrt_lora.models.dequantized_parameters import DequantizedParameters
 from tensorrt_lora.models.dummy_weights import load_dummy_weights
 from tensorrt_lora.models.gguf import resolve_checkpoint
 from tensorrt_lora.models.modeling_decoder import DecoderModelForCausalLM
+from tensorrt_lora.models.projection import find_projections
 from tensorrt_lora.utils.device import device_name, flashinfer_available, free_memory, resolve_device, resolve_dtype
 from tensorrt_lora.utils.logger import logger
 
@@ -68,11 +69,12 @@ def load_model(args: TorchLlmArgs, *, progress: bool) -> LoadedModel:
     lora_config = args.lora_config
     if lora_config is not None:
         lora_config = resolve_target_modules(lora_config, find_lora_sites(model))
+        plan_table = choose_plan_table(args, device_name(device))
         lora_manager = CudaGraphLoraManager(
             model,
             lora_config,
             base_parameters=DequantizedParameters(model),
-            plan_table=choose_plan_table(args, device_name(device)),
+            plan_table=plan_table.narrowed({projection.shape for projection in find_projections(model)}),
             cache_bytes=int(free_memory(device) * args.peft_cache_config.device_cache_percent),
             max_num_tokens=args.max_num_tokens,
             dtype=dtype,

@@ -30,7 +30,9 @@ from tensorrt_lora.engine.prompt_logprobs import extend_prompt_logprobs
 from tensorrt_lora.engine.sampler import PendingSamples, SampledToken, Sampler
 from tensorrt_lora.engine.scheduled_requests import ScheduledRequests
 from tensorrt_lora.engine.scheduler import Scheduler
+from tensorrt_lora.engine.slot_uploads import SlotUploads
 from tensorrt_lora.engine.token_grammar import TokenGrammar
+from tensorrt_lora.lora.adapter_slot_manager import AdapterKey
 from tensorrt_lora.lora.adapter_weights import AdapterWeights
 from tensorrt_lora.lora_request import LoRARequest
 from tensorrt_lora.models.dequantized_parameters import DequantizedParameters
@@ -125,6 +127,7 @@ class PyExecutor:
         )
         self.adapter_store = _create_adapter_store(args, loaded, read_adapter)
         self._adapter_control = AdapterControl(self.adapter_store, self._slots)
+        self._slot_uploads = SlotUploads(loaded.lora_manager) if loaded.lora_manager is not None else None
         self._awaited: list[_AwaitedAdapter] = []
         self._live: dict[int, _LiveRequest] = {}
         self._responses: list[GenerationResponse] = []
@@ -242,17 +245,31 @@ class PyExecutor:
     # From message to running sequences
 
     def _start_awaited(self) -> None:
+        """Let go of the requests whose adapter is on the device, or could not be read."""
         arrived = [awaited for awaited in self._awaited if awaited.handle.done()]
-        for awaited in arrived:
+        failed = [awaited for awaited in arrived if awaited.handle.exception() is not None]
+        handles = [(awaited, awaited.handle.result()) for awaited in arrived if awaited not in failed]
+        ready = self._advance_uploads({handle.key: handle for _, handle in handles})
+        for awaited in failed:
             self._awaited.remove(awaited)
-            message, error = awaited.message, awaited.handle.exception()
-            if error is None:
-                self._start(message, awaited.arrival, awaited.handle.result())
-            else:
-                assert message.lora_request is not None
-                failure = adapter_failure(message.lora_request, error)
-                kind = failure.kind if isinstance(failure, AdapterError) else None
-                self._refuse(message.request_id, str(failure), kind)
+            self._refuse_adapter(awaited)
+        for awaited, handle in handles:
+            if handle.key in ready:
+                self._awaited.remove(awaited)
+                self._start(awaited.message, awaited.arrival, handle)
+
+    def _advance_uploads(self, handles: dict[AdapterKey, AdapterHandle]) -> set[AdapterKey]:
+        if self._slot_uploads is None or not (handles or self._slot_uploads.has_any):
+            return set()
+        is_idle = not self.scheduler.has_unfinished and self._in_flight is None
+        return self._slot_uploads.advance(handles, self.scheduler.active_adapters, is_idle=is_idle)
+
+    def _refuse_adapter(self, awaited: _AwaitedAdapter) -> None:
+        message, error = awaited.message, awaited.handle.exception()
+        assert message.lora_request is not None and error is not None
+        failure = adapter_failure(message.lora_request, error)
+        kind = failure.kind if isinstance(failure, AdapterError) else None
+        self._refuse(message.request_id, str(failure), kind)
 
     def _wait_for_adapters(self) -> None:
         loading = [*(awaited.handle for awaited in self._awaited), *self._adapter_control.pending]

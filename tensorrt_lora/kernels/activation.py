@@ -11,12 +11,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from tensorrt_lora.kernels.dispatch import use_triton
-from tensorrt_lora.kernels.fp8_quantize import MAXIMA_COLUMNS, quantize_by_maxima, quantize_reference
+from tensorrt_lora.kernels.fp8_quantize import PART_COLUMNS, PART_WARPS, quantize_by_maxima, quantize_reference
 from tensorrt_lora.kernels.programmatic_launch import launch_options, programmatic_launch
 from tensorrt_lora.kernels.quantized_activation import (
     ActivationQuantization,
     QuantizedActivation,
     divide_to_fp8,
+    largest_magnitude,
     store_fp8_groups,
 )
 
@@ -59,10 +60,6 @@ def silu_and_mul_reference_into(
         quantize_reference(out, quantized.values, quantized.scale, quantization.static_scale)
 
 
-SILU_COLUMNS = MAXIMA_COLUMNS  # of a program: many for a row, so that one token keeps many SMs busy
-SILU_WARPS = 4
-
-
 def silu_and_mul_triton(
     gate_up: Tensor,
     out: Tensor,
@@ -74,7 +71,7 @@ def silu_and_mul_triton(
     assert gate_up.stride(1) == 1 and out.is_contiguous()
     if tokens == 0:
         return
-    parts = triton.cdiv(width, SILU_COLUMNS)
+    parts = triton.cdiv(width, PART_COLUMNS)
     granularity = "" if quantization is None else quantization.granularity(width)
     maxima = out.new_empty((tokens, parts), dtype=torch.float32) if granularity == "token" else None
     # A tensor stands in for what the kernel does not read.
@@ -91,9 +88,9 @@ def silu_and_mul_triton(
         target.scale.stride(1),
         WIDTH=width,
         QUANTIZE=granularity,
-        BLOCK=SILU_COLUMNS,
+        BLOCK=PART_COLUMNS,
         PROGRAMMATIC=programmatic,
-        num_warps=SILU_WARPS,
+        num_warps=PART_WARPS,
         **launch_options(programmatic),
     )
     if maxima is not None:
@@ -134,13 +131,12 @@ def _silu_and_mul_kernel(
     product = (silu * up).to(dtype)
     tl.store(out + token * WIDTH + column, product, mask=live)
 
-    product = product.to(tl.float32)
     if QUANTIZE == "token":
-        tl.store(scale + token * tl.num_programs(1) + part, tl.max(tl.abs(product), axis=0))
+        tl.store(scale + token * tl.num_programs(1) + part, largest_magnitude(product.to(tl.float32), axis=0))
     elif QUANTIZE == "group":
         first_group = part * (BLOCK // 128)
         store_fp8_groups(product, column, first_group, values + token * WIDTH, scale + token, scale_stride, WIDTH)
     elif QUANTIZE == "static":
-        quantized = divide_to_fp8(product, row_scale, values.dtype.element_ty)
+        quantized = divide_to_fp8(product, row_scale, values.dtype.element_ty, BOUNDED=False)
         tl.store(values + token * WIDTH + column, quantized, mask=live)
         tl.store(scale + token, row_scale, mask=part == 0)

@@ -5,8 +5,6 @@ reads the activation as it was. Shapes: T tokens, K features. Scaled by token, b
 by a calibrated number.
 """
 
-from dataclasses import dataclass
-
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -20,7 +18,11 @@ from tensorrt_lora.kernels.quantized_activation import (
     QuantizedActivation,
     divide_to_fp8,
     fp8_scale,
+    largest_magnitude,
+    store_fp8_chunks,
+    store_fp8_groups,
 )
+from tensorrt_lora.kernels.row_shape import RowShape, load_chunks, row_shape
 
 
 def quantize(x: Tensor, quantization: ActivationQuantization) -> QuantizedActivation:
@@ -61,97 +63,80 @@ def quantize_reference(x: Tensor, values: Tensor, scale: Tensor, static_scale: T
     values.copy_(scaled.flatten(1)[:, :features])
 
 
-@dataclass(frozen=True, slots=True)
-class QuantizeConfig:
-    """Launch shape: groups of a program, and the power of two that covers one."""
-
-    block_rows: int
-    block_columns: int
-    num_warps: int
+PART_COLUMNS = 1024
+"""Of a row: what a program has that need not see the whole row."""
+PART_WARPS = 4
 
 
-def quantize_config(group_size: int) -> QuantizeConfig:
-    """A program has a whole row in its registers, or eight groups: eight to 32 values a thread, or eight."""
-    columns = triton.next_power_of_2(group_size)
-    if columns <= BLOCK:
-        return QuantizeConfig(block_rows=8, block_columns=columns, num_warps=4)
-    return QuantizeConfig(block_rows=1, block_columns=columns, num_warps=min(32, max(4, columns // 256)))
+def quantize_shape(width: int, granularity: str) -> RowShape:
+    """What a program takes of a row: all of it, if its largest value counts."""
+    if granularity == "token":
+        return row_shape(width)
+    return RowShape(block=PART_COLUMNS, chunks=1, num_warps=PART_WARPS)
 
 
 def _quantize_triton(x: Tensor, values: Tensor, scale: Tensor, static_scale: Tensor | None) -> None:
-    tokens, features = x.shape
-    groups = scale.shape[1]
-    group_size = features if groups == 1 else BLOCK
-    config = quantize_config(group_size)
-    rows = tokens * groups
-    programmatic = programmatic_launch(x)
-    if rows == 0:
+    tokens, width = x.shape
+    assert values.is_contiguous() and scale.stride(0) == 1
+    if tokens == 0:
         return
-    _quantize_kernel[(triton.cdiv(rows, config.block_rows),)](
+    granularity = "static" if static_scale is not None else "token" if scale.shape[1] == 1 else "group"
+    shape = quantize_shape(width, granularity)
+    programmatic = programmatic_launch(x)
+    _quantize_kernel[(tokens, triton.cdiv(width, shape.block * shape.chunks))](
         x,
         values,
         scale,
         scale if static_scale is None else static_scale,
-        rows,
-        groups,
-        features,
         x.stride(0),
-        scale.stride(0),
         scale.stride(1),
-        GROUP_SIZE=group_size,
-        STATIC=static_scale is not None,
-        BLOCK_ROWS=config.block_rows,
-        BLOCK_COLUMNS=config.block_columns,
+        WIDTH=width,
+        QUANTIZE=granularity,
+        BLOCK=shape.block,
+        CHUNKS=shape.chunks,
         PROGRAMMATIC=programmatic,
-        num_warps=config.num_warps,
+        num_warps=shape.num_warps,
         **launch_options(programmatic),
     )
 
 
-@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["scale", "static_scale"])
+@triton.jit(do_not_specialize=["scale_stride"], do_not_specialize_on_alignment=["scale", "static_scale"])
 def _quantize_kernel(
     x,
     values,
     scale,
     static_scale,
-    num_rows,
-    groups,
-    features,
     x_stride,
-    scale_token_stride,
-    scale_group_stride,
-    GROUP_SIZE: tl.constexpr,
-    STATIC: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLUMNS: tl.constexpr,
+    scale_stride,
+    WIDTH: tl.constexpr,
+    QUANTIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNKS: tl.constexpr,
     PROGRAMMATIC: tl.constexpr,
 ):
-    """One program: BLOCK_ROWS groups, of one token or of several."""
+    """One program: CHUNKS times BLOCK columns of one token, all of them for a scale by token."""
     if PROGRAMMATIC:
         tl.extra.cuda.gdc_launch_dependents()
-    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    token = (row // groups).to(tl.int64)
-    group = row % groups
-    inner = tl.arange(0, BLOCK_COLUMNS)
-    column = group[:, None] * GROUP_SIZE + inner[None, :]
-    live_row = row < num_rows
-    live = live_row[:, None] & (inner < GROUP_SIZE)[None, :] & (column < features)
+    token = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    column = part * BLOCK + tl.arange(0, BLOCK)
+    if QUANTIZE == "static":
+        row_scale = tl.load(static_scale)
     if PROGRAMMATIC:
         tl.extra.cuda.gdc_wait()
 
-    tile = tl.load(x + token[:, None] * x_stride + column, mask=live, other=0.0).to(tl.float32)
-    if STATIC:
-        row_scale = tl.load(static_scale) + tl.zeros((BLOCK_ROWS,), dtype=tl.float32)
+    rows = load_chunks(x + token * x_stride, column, WIDTH, CHUNKS)
+    values += token * WIDTH
+    if QUANTIZE == "group":
+        store_fp8_groups(rows[0], column, part * (BLOCK // 128), values, scale + token, scale_stride, WIDTH)
     else:
-        row_scale = fp8_scale(tl.max(tl.abs(tile), axis=1))
-    quantized = divide_to_fp8(tile, row_scale[:, None], values.dtype.element_ty)
-    tl.store(values + token[:, None] * features + column, quantized, mask=live)
-    tl.store(scale + token * scale_token_stride + group * scale_group_stride, row_scale, mask=live_row)
-
-
-MAXIMA_COLUMNS = 1024
-"""Of a part: what `quantize_by_maxima` has a program for."""
-MAXIMA_WARPS = 4
+        if QUANTIZE == "token":
+            largest = tl.zeros((BLOCK,), tl.float32)
+            for chunk in tl.static_range(CHUNKS):
+                largest = tl.maximum(largest, tl.abs(rows[chunk].to(tl.float32)))
+            row_scale = fp8_scale(largest_magnitude(largest, axis=0))
+        store_fp8_chunks(rows, row_scale, values, column, WIDTH, CHUNKS, BOUNDED=QUANTIZE == "token")
+        tl.store(scale + token, row_scale, mask=part == 0)
 
 
 def quantize_by_maxima(x: Tensor, maxima: Tensor, quantized: QuantizedActivation) -> None:
@@ -159,12 +144,12 @@ def quantize_by_maxima(x: Tensor, maxima: Tensor, quantized: QuantizedActivation
 
     Args:
         x: [T, K] contiguous.
-        maxima: [T, ceil(K / MAXIMA_COLUMNS)] float32: the largest absolute value of each part of a row.
+        maxima: [T, ceil(K / PART_COLUMNS)] float32: the largest absolute value of each part of a row.
         quantized: written.
     """
     tokens, features = x.shape
     parts = maxima.shape[1]
-    assert x.is_contiguous() and maxima.is_contiguous() and parts == triton.cdiv(features, MAXIMA_COLUMNS)
+    assert x.is_contiguous() and maxima.is_contiguous() and parts == triton.cdiv(features, PART_COLUMNS)
     if tokens == 0:
         return
     programmatic = programmatic_launch(x)
@@ -174,10 +159,10 @@ def quantize_by_maxima(x: Tensor, maxima: Tensor, quantized: QuantizedActivation
         quantized.values,
         quantized.scale,
         FEATURES=features,
-        BLOCK=MAXIMA_COLUMNS,
+        BLOCK=PART_COLUMNS,
         BLOCK_PARTS=triton.next_power_of_2(parts),
         PROGRAMMATIC=programmatic,
-        num_warps=MAXIMA_WARPS,
+        num_warps=PART_WARPS,
         **launch_options(programmatic),
     )
 
@@ -201,9 +186,10 @@ def _quantize_by_maxima_kernel(
     part = tl.program_id(1)
     column = part * BLOCK + tl.arange(0, BLOCK)
     live = column < FEATURES
-    row = tl.load(x + token * FEATURES + column, mask=live, other=0.0).to(tl.float32)
+    row = tl.load(x + token * FEATURES + column, mask=live, other=0.0)
     parts = tl.arange(0, BLOCK_PARTS)
     of_row = tl.load(maxima + token * tl.num_programs(1) + parts, mask=parts < tl.num_programs(1), other=0.0)
-    row_scale = fp8_scale(tl.max(of_row, axis=0))
-    tl.store(values + token * FEATURES + column, divide_to_fp8(row, row_scale, values.dtype.element_ty), mask=live)
+    row_scale = fp8_scale(largest_magnitude(of_row, axis=0))
+    quantized = divide_to_fp8(row, row_scale, values.dtype.element_ty, BOUNDED=True)
+    tl.store(values + token * FEATURES + column, quantized, mask=live)
     tl.store(scale + token, row_scale, mask=part == 0)

@@ -16,6 +16,8 @@ from tensorrt_lora.kernels.scale_product import scale_product
 from tensorrt_lora.kernels.streamed_linear import streamed_linear_triton
 from tensorrt_lora.kernels.streamed_linear_config import streamed_linear_config, use_cublas
 
+_MIN_ROW_SCALED_TOKENS = 256  # below, cuBLAS is faster without the scales of rows, by more than applying them takes
+
 
 def linear(x: Tensor | QuantizedActivation, weight: LinearWeight, out_dtype: torch.dtype) -> Tensor:
     """x W^T + bias as a new tensor [T, N] of `out_dtype`. Equal calls give equal bits: sums have a fixed order.
@@ -52,13 +54,29 @@ def linear_reference(x: Tensor | QuantizedActivation, weight: LinearWeight, out_
 
 
 def _linear_cublas(x: Tensor | QuantizedActivation, weight: LinearWeight) -> Tensor:
-    """Scales of rows are applied to the rounded product: cuBLAS (CUDA 13.0) refuses to apply them for some shapes."""
     if not isinstance(x, QuantizedActivation):
         return functional.linear(x, weight.values, weight.bias)
     assert weight.scale is not None
+    if x.values.shape[0] >= _MIN_ROW_SCALED_TOKENS:
+        try:
+            out = _scaled_mm(x, weight, x.scale, weight.scale[None, :])
+            return out if weight.bias is None else out.add_(weight.bias)
+        except RuntimeError as error:
+            # For some shapes cuBLAS (CUDA 13.0) has no kernel that scales rows. It says so before it launches one.
+            if "CUBLAS_STATUS_NOT_SUPPORTED" not in str(error):
+                raise
     one = x.scale.new_ones(())
-    out = torch._scaled_mm(
-        x.values, weight.values.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
-    )
+    out = _scaled_mm(x, weight, one, one)
     scale_product(out, x.scale, weight.scale, weight.bias)
     return out
+
+
+def _scaled_mm(x: QuantizedActivation, weight: LinearWeight, x_scale: Tensor, weight_scale: Tensor) -> Tensor:
+    return torch._scaled_mm(
+        x.values,
+        weight.values.t(),
+        scale_a=x_scale,
+        scale_b=weight_scale,
+        out_dtype=torch.bfloat16,
+        use_fast_accum=True,
+    )

@@ -26,5 +26,3 @@ class LinearWeight:
     """[N], or [ceil(N / 128), ceil(K / 128)]; float32, contiguous."""
     counters: Tensor | None = None
     """This weight's `tile_counters`; None leaves an unquantised product to cuBLAS."""
-    next_values: Tensor | None = None
-    """The weight that is read next, [N', K'] of the same dtype: asked for while this product's last tiles finish."""

@@ -20,7 +20,7 @@ RANK_PAGE = 16
 """Rank rows in a page, the unit in which adapters take room in the pools."""
 
 NUM_LORA_COUNTERS = 4096
-"""Two, and one for each tile of tokens and block of rank rows of a `lora_linear`."""
+"""One, and one for each tile of tokens and block of rank rows of a `lora_linear`."""
 
 MAX_MODULES = 3
 """Modules of a LoraLayer at most: q, k and v."""

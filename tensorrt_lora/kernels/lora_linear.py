@@ -31,14 +31,11 @@ from tensorrt_lora.kernels.programmatic_launch import launch_options, programmat
 from tensorrt_lora.kernels.quantized_activation import QuantizedActivation
 from tensorrt_lora.kernels.streamed_linear import (
     NOT_SPECIALIZED,
-    PREFETCH_LANES,
     ask_for_rows,
     check_config,
     is_last_split,
-    next_weight,
-    next_weight_fields,
+    load_scales,
     own_prefetch_bytes,
-    scaled_output,
     scales_of,
     stream_sum,
     sum_of_splits,
@@ -48,7 +45,6 @@ from tensorrt_lora.kernels.streamed_linear_config import (
     StreamedLinearConfig,
     streamed_linear_config,
 )
-from tensorrt_lora.kernels.weight_prefetch import prefetch_next_weight
 
 _EXPAND_RANK = 64  # rank rows of B in registers at once
 _SHRINK_WARPS = 4
@@ -73,8 +69,35 @@ def lora_linear(
         weight: as `can_fuse` wants it.
     """
     if use_triton(x):
-        return lora_linear_triton(x, base_x, weight, tables, batch, _base_config(x.shape[0], weight))
+        out, _ = lora_linear_triton(x, base_x, weight, tables, batch, _base_config(x.shape[0], weight))
+        return out
     return lora_linear_reference(x, base_x, weight, tables, batch)
+
+
+def linear_and_shrink(
+    x: Tensor, base_x: Tensor | QuantizedActivation, weight: LinearWeight, tables: LoraTables, batch: LoraBatch
+) -> tuple[Tensor, Tensor]:
+    """x W^T + bias without LoRA, and h = scale * x A for the consumer of the first to expand; arguments as above.
+
+    h is [modules, T, max_rank] in x's dtype. Rows of base tokens, and ranks beyond those of a token's adapter, are left
+    unwritten.
+    """
+    if use_triton(x):
+        config = _base_config(x.shape[0], weight)
+        return lora_linear_triton(x, base_x, weight, tables, batch, config, expand=False)
+    return linear_and_shrink_reference(x, base_x, weight, tables, batch)
+
+
+def linear_and_shrink_reference(
+    x: Tensor, base_x: Tensor | QuantizedActivation, weight: LinearWeight, tables: LoraTables, batch: LoraBatch
+) -> tuple[Tensor, Tensor]:
+    """The same as two ops."""
+    slices = x.new_empty((num_splits(*x.shape, x.device), tables.num_modules, x.shape[0], tables.max_rank))
+    slices = slices.to(torch.promote_types(x.dtype, torch.float32))
+    lora_shrink(x, tables, batch, slices)
+    h_sum = sum(slices[1:], start=slices[0])
+    token_scale = tables.scale[:, batch.token_slots.clamp(min=0).long(), None]
+    return linear(base_x, weight, x.dtype), (h_sum * token_scale).to(x.dtype)
 
 
 def lora_linear_reference(
@@ -103,12 +126,14 @@ def lora_linear_triton(
     batch: LoraBatch,
     config: StreamedLinearConfig,
     *,
+    expand: bool = True,
     lora_splits: int | None = None,
     programmatic: bool | None = None,
-) -> Tensor:
-    """The same as a Triton kernel.
+) -> tuple[Tensor, Tensor]:
+    """Both ops as a Triton kernel: (output, h).
 
     Args:
+        expand: whether the output has LoRA in it.
         lora_splits: slices of K of the shrink; None for those of `num_splits`.
         programmatic: replaces what `programmatic_launch` says.
     """
@@ -125,10 +150,10 @@ def lora_linear_triton(
     shrink = shrink_config(batch.tile_size, x.dtype, rank_rows)
     rank_blocks = triton.cdiv(rank_rows, shrink.block_r)
     lora_splits = lora_splits or num_splits(tokens, in_features, x.device)
-    assert 2 + batch.max_tiles * rank_blocks <= tables.counters.numel()
     splits = check_config(config, tokens, weight)
     n_tiles = triton.cdiv(out_features, config.block_n)
     shrink_programs = rank_blocks * lora_splits * batch.max_tiles
+    assert batch.max_tiles * rank_blocks < tables.counters.numel() < 1 << 15 and n_tiles * splits < 1 << 15
 
     out = x.new_empty((tokens, out_features))
     partials = x.new_empty((splits, tokens, out_features), dtype=torch.float32) if splits > 1 else out
@@ -145,7 +170,6 @@ def lora_linear_triton(
         out,
         partials,
         weight.counters,
-        weight.values if weight.next_values is None else weight.next_values,
         tables.a_pool,
         tables.b_pool,
         h_slices,
@@ -166,7 +190,6 @@ def lora_linear_triton(
         0 if x_scale is None else x_scale.stride(0),
         0 if x_scale is None else x_scale.stride(1),
         config.split_width(in_features),
-        *next_weight_fields(next_weight(weight, tokens, n_tiles * splits) if programmatic else None),
         batch.max_tiles,
         tables.rank.shape[1],
         tables.a_pool.stride(0),
@@ -196,12 +219,13 @@ def lora_linear_triton(
         SHRINK_M=shrink.block_m,
         SHRINK_R=shrink.block_r,
         SHRINK_K=shrink.block_k,
+        EXPAND=expand,
         EXPAND_R=min(triton.next_power_of_2(tables.max_rank), _EXPAND_RANK),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         **launch_options(programmatic),
     )
-    return out
+    return out, h
 
 
 @triton.jit(
@@ -230,7 +254,6 @@ def _lora_linear_kernel(
     out,
     partials,
     counters,
-    next_weight,
     a_pool,
     b_pool,
     h_slices,
@@ -251,13 +274,6 @@ def _lora_linear_kernel(
     x_scale_token_stride,
     x_scale_group_stride,
     split_width,
-    next_segments,
-    next_splits,
-    next_row_bytes,
-    next_split_bytes,
-    next_segment_bytes,
-    next_programs,
-    next_per_program,
     max_tiles,
     num_slots,
     a_module_stride,
@@ -287,6 +303,7 @@ def _lora_linear_kernel(
     SHRINK_M: tl.constexpr,
     SHRINK_R: tl.constexpr,
     SHRINK_K: tl.constexpr,
+    EXPAND: tl.constexpr,
     EXPAND_R: tl.constexpr,
 ):
     """One program: a block of the shrink, of which there are max_tiles * LORA_SPLITS * RANK_BLOCKS, or a base tile."""
@@ -336,7 +353,7 @@ def _lora_linear_kernel(
                 LORA_EVEN_K,
             )
         tl.debug_barrier()  # all of the program's sums are written before it counts itself
-        block_counter = lora_counters + 2 + tile * RANK_BLOCKS + rank_block
+        block_counter = lora_counters + 1 + tile * RANK_BLOCKS + rank_block
         if tl.atomic_add(block_counter, 1, sem="acq_rel") == LORA_SPLITS - 1:
             tl.store(block_counter, 0)
             if live_block:
@@ -360,7 +377,8 @@ def _lora_linear_kernel(
                     SHRINK_R,
                 )
             tl.debug_barrier()
-            tl.atomic_add(lora_counters, 1, sem="acq_rel")
+            if EXPAND:
+                tl.atomic_add(lora_counters, 1, sem="acq_rel")
         return
 
     base_program = program - shrink_programs
@@ -371,12 +389,23 @@ def _lora_linear_kernel(
     m = tl.arange(0, BLOCK_M)
     first_k = split * split_width
     last_k = tl.minimum(first_k + split_width, in_features)
-    # The batch is written before the graph runs, by no kernel: its reads need not wait.
-    first_slot = tl.load(tile_slot)
+    module = (n_tile * BLOCK_N >= end0).to(tl.int32) + (n_tile * BLOCK_N >= end1).to(tl.int32)
     if PROGRAMMATIC:
         if PREFETCH > 0:
             ask_for_rows(weight, n, first_k, last_k, out_features, in_features, PREFETCH)
         tl.extra.cuda.gdc_wait()
+    # All that the end of the stream needs, but for h, is loaded ahead of it: one after the other, these loads took as
+    # long as a twentieth of the stream.
+    row_scale, token_scale = load_scales(
+        x_scale, weight_scale, n, m, num_tokens, out_features, x_scale_token_stride, SCALES, BLOCK_M, BLOCK_N
+    )
+    if EXPAND:
+        token_slot = tl.load(token_slots + m, mask=m < num_tokens, other=-1)
+        slot = tl.load(tile_slot)
+        pages = page_table + tl.maximum(slot, 0) * page_stride
+        slot_rank = tl.load(rank + module * num_slots + slot, mask=slot >= 0, other=0)
+        flags = tl.load(extras + module * num_slots + slot, mask=slot >= 0, other=0)
+        b_tile = _load_b(b_pool, pages, tl.arange(0, EXPAND_R), slot_rank, n, b_row_stride, PAGE)
     acc = stream_sum(
         base_x,
         x_scale,
@@ -398,70 +427,103 @@ def _lora_linear_kernel(
         BLOCK_N,
         BLOCK_K,
     )
-    if PROGRAMMATIC:
-        prefetch_next_weight(
-            next_weight,
-            base_program,
-            tl.num_programs(0) - shrink_programs,
-            next_segments,
-            next_splits,
-            next_row_bytes,
-            next_split_bytes,
-            next_segment_bytes,
-            next_programs,
-            next_per_program,
-            LANES=PREFETCH_LANES,
-        )
-    if first_slot >= 0:
-        _wait_for(lora_counters, max_tiles * RANK_BLOCKS)
+    if EXPAND:
+        _wait_for_shrink(lora_counters, max_tiles * RANK_BLOCKS, n_tiles * SPLITS)
     if SPLITS > 1:
         if not is_last_split(acc, partials, counters, n, m, n_tile, split, num_tokens, out_features, SPLITS):
             return
         acc = sum_of_splits(partials, n, m, num_tokens, out_features, SPLITS, BLOCK_M, BLOCK_N)
-    y = scaled_output(
-        acc, x_scale, weight_scale, bias, n, m, num_tokens, out_features, x_scale_token_stride, SCALES, HAS_BIAS
-    ).to(out.dtype.element_ty)
-    if first_slot >= 0:
-        module = (n_tile * BLOCK_N >= end0).to(tl.int32) + (n_tile * BLOCK_N >= end1).to(tl.int32)
-        y = _add_delta(
-            y,
-            h,
-            b_pool,
-            page_table,
-            rank,
-            extras,
-            token_slots,
-            tile_slot,
-            first_slot,
-            module,
-            n,
-            m,
-            max_tiles,
-            num_tokens,
-            num_slots,
-            b_row_stride,
-            page_stride,
-            MAX_RANK,
-            PAGE,
-            BIAS,
-            GAIN,
-            BLOCK_M,
-            BLOCK_N,
-            EXPAND_R,
-        )
+    y = acc * row_scale[:, None] * token_scale[None, :]
+    if HAS_BIAS:
+        y += tl.load(bias + n, mask=n < out_features, other=0.0).to(tl.float32)[:, None]
+
+    if EXPAND:
+        # Slot by slot: a token is in one of them, the others add zeros.
+        h_rows = h + (module.to(tl.int64) * num_tokens + m) * MAX_RANK
+        delta = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        gains = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        tile = 0
+        while slot >= 0:
+            in_slot = token_slot == slot
+            for first_rank in range(0, MAX_RANK if EXPAND_R >= MAX_RANK else slot_rank, EXPAND_R):
+                rank_row = first_rank + tl.arange(0, EXPAND_R)
+                if first_rank > 0:
+                    b_tile = _load_b(b_pool, pages, rank_row, slot_rank, n, b_row_stride, PAGE)
+                h_mask = in_slot[:, None] & (rank_row < slot_rank)[None, :]
+                h_tile = tl.load(h_rows[:, None] + rank_row[None, :], mask=h_mask, other=0.0, cache_modifier=".cg")
+                delta = tl.dot(h_tile, b_tile, delta, input_precision="ieee")
+            if flags > 0:
+                delta, gains = _apply_extras(
+                    delta, gains, in_slot, b_pool, pages, slot_rank, flags, n, b_row_stride, PAGE, BIAS, GAIN, BLOCK_N
+                )
+            # Tiles of one slot are neighbours.
+            previous = slot
+            while slot == previous:
+                tile += 1
+                slot = tl.load(tile_slot + tile, mask=tile < max_tiles, other=-1)
+            if slot >= 0:
+                pages = page_table + slot * page_stride
+                slot_rank = tl.load(rank + module * num_slots + slot)
+                flags = tl.load(extras + module * num_slots + slot)
+                b_tile = _load_b(b_pool, pages, tl.arange(0, EXPAND_R), slot_rank, n, b_row_stride, PAGE)
+        # As the base and the expand round, each by itself.
+        wide = y.to(out.dtype.element_ty).to(tl.float32)
+        rounded = tl.trans(delta).to(out.dtype.element_ty).to(tl.float32)
+        y = tl.fma(wide, tl.trans(gains), wide) + rounded
     live = (n < out_features)[:, None] & (m < num_tokens)[None, :]
-    tl.store(out + m.to(tl.int64)[None, :] * out_features + n[:, None], y, mask=live)
-    if tl.atomic_add(lora_counters + 1, 1, sem="acq_rel") == n_tiles - 1:
-        # Every tile is done, so nobody reads the counters any more: they are zeros for the next call.
-        _wait_for(lora_counters, max_tiles * RANK_BLOCKS)
-        tl.store(lora_counters, 0)
-        tl.store(lora_counters + 1, 0)
+    tl.store(out + m.to(tl.int64)[None, :] * out_features + n[:, None], y.to(out.dtype.element_ty), mask=live)
 
 
 @triton.jit
-def _wait_for(counter, count):
-    while tl.atomic_add(counter, 0, sem="acquire") < count:
-        pass
+def _wait_for_shrink(counter, shrink_blocks, base_programs):
+    """Wait until `shrink_blocks` are counted in the low half of `counter`, and leave it at zero for the next call.
+
+    The high half counts the base's programs that came by. The last of them resets the counter when it has seen all
+    blocks; one that still waits takes the empty high half for a sign that they are there.
+    """
+    came = tl.atomic_add(counter, 1 << 16, sem="acq_rel")
+    seen = came + (1 << 16)
+    while (seen >= 1 << 16) & ((seen & 0xFFFF) < shrink_blocks):
+        seen = tl.atomic_add(counter, 0, sem="acquire")
+    if (came >> 16) == base_programs - 1:
+        tl.atomic_xchg(counter, 0, sem="acq_rel")
+
+
+@triton.jit
+def _load_b(b_pool, pages, rank_row, slot_rank, n, b_row_stride, PAGE: tl.constexpr):
+    """[rank rows, BLOCK_N]: rows of a slot's B at the columns `n`, zeros beyond its rank."""
+    live_row = rank_row < slot_rank
+    page = tl.load(pages + rank_row // PAGE, mask=live_row, other=0)
+    b_rows = b_pool + (page * PAGE + rank_row % PAGE).to(tl.int64) * b_row_stride
+    return tl.load(b_rows[:, None] + n[None, :], mask=live_row[:, None], other=0.0)
+
+
+@triton.jit
+def _apply_extras(
+    delta,
+    gains,
+    in_slot,
+    b_pool,
+    pages,
+    slot_rank,
+    flags,
+    n,
+    b_row_stride,
+    PAGE: tl.constexpr,
+    BIAS: tl.constexpr,
+    GAIN: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """`delta` with the bias and DoRA's g in the rows of a slot, and `gains` with its g - 1."""
+    bias_row = tl.zeros((BLOCK_N,), dtype=tl.int32) + slot_rank
+    gain_row = bias_row + (flags & BIAS) // BIAS
+    every = n >= 0
+    bias = load_row(b_pool + n, pages, bias_row, every & ((flags & BIAS) != 0), b_row_stride, PAGE=PAGE)
+    gain = load_row(b_pool + n, pages, gain_row, every & ((flags & GAIN) != 0), b_row_stride, PAGE=PAGE)
+    with_extras = tl.fma(delta, 1.0 + gain[None, :], bias[None, :])
+    delta = tl.where(in_slot[:, None], with_extras, delta)
+    gains = tl.where(in_slot[:, None], gain[None, :], gains)
+    return delta, gains
 
 
 @triton.jit
@@ -502,71 +564,3 @@ def _finish_block(
     for split in tl.static_range(1, LORA_SPLITS):
         h_sum += tl.load(h_slices + split * plane + tile, mask=live, other=0.0, cache_modifier=".cg")
     tl.store(h + tile, (h_sum * row_scale[None, :]).to(h.dtype.element_ty), mask=live)
-
-
-@triton.jit
-def _add_delta(
-    y,
-    h,
-    b_pool,
-    page_table,
-    rank,
-    extras,
-    token_slots,
-    tile_slot,
-    first_slot,
-    module,
-    n,
-    m,
-    max_tiles,
-    num_tokens,
-    num_slots,
-    b_row_stride,
-    page_stride,
-    MAX_RANK: tl.constexpr,
-    PAGE: tl.constexpr,
-    BIAS: tl.constexpr,
-    GAIN: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    EXPAND_R: tl.constexpr,
-):
-    """y [BLOCK_N, BLOCK_M] with the LoRA of every token, slot by slot. A token is in one slot: others add zeros."""
-    token_slot = tl.load(token_slots + m, mask=m < num_tokens, other=-1)
-    delta = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    gains = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    slot = first_slot
-    previous = first_slot - 1
-    tile = 0
-    while slot >= 0:
-        following = tl.load(tile_slot + tile + 1, mask=tile + 1 < max_tiles, other=-1)
-        if slot != previous:  # tiles of one slot are neighbours
-            slot_rank = tl.load(rank + module * num_slots + slot)
-            flags = tl.load(extras + module * num_slots + slot)
-            pages = page_table + slot * page_stride
-            in_slot = token_slot == slot
-            for first_rank in range(0, MAX_RANK if EXPAND_R >= MAX_RANK else slot_rank, EXPAND_R):
-                rank_row = first_rank + tl.arange(0, EXPAND_R)
-                live_row = rank_row < slot_rank
-                page = tl.load(pages + rank_row // PAGE, mask=live_row, other=0)
-                b_rows = b_pool + (page * PAGE + rank_row % PAGE).to(tl.int64) * b_row_stride
-                b_tile = tl.load(b_rows[:, None] + n[None, :], mask=live_row[:, None], other=0.0)
-                h_rows = h + (module.to(tl.int64) * num_tokens + m) * MAX_RANK
-                h_mask = in_slot[:, None] & live_row[None, :]
-                h_tile = tl.load(h_rows[:, None] + rank_row[None, :], mask=h_mask, other=0.0, cache_modifier=".cg")
-                delta = tl.dot(h_tile, b_tile, delta, input_precision="ieee")
-            if flags > 0:
-                bias_row = tl.zeros((BLOCK_N,), dtype=tl.int32) + slot_rank
-                gain_row = bias_row + (flags & BIAS) // BIAS
-                every = n >= 0
-                bias = load_row(b_pool + n, pages, bias_row, every & ((flags & BIAS) != 0), b_row_stride, PAGE=PAGE)
-                gain = load_row(b_pool + n, pages, gain_row, every & ((flags & GAIN) != 0), b_row_stride, PAGE=PAGE)
-                with_extras = tl.fma(delta, 1.0 + gain[None, :], bias[None, :])
-                delta = tl.where(in_slot[:, None], with_extras, delta)
-                gains = tl.where(in_slot[:, None], gain[None, :], gains)
-        previous = slot
-        slot = following
-        tile += 1
-    rounded = tl.trans(delta).to(y.dtype).to(tl.float32)
-    wide = y.to(tl.float32)
-    return (tl.fma(wide, tl.trans(gains), wide) + rounded).to(y.dtype)

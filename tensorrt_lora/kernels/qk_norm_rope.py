@@ -195,15 +195,17 @@ def _qk_norm_rope_kernel(
         head = group * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
         live = (head < HEADS) & in_half
         heads = q + token * q_stride + head * HEAD_DIM + half
-        parameters = _load_halves(q_weight, angles, half, in_half, HEAD_DIM, NORM)
+        parameters = load_halves(q_weight, angles, half, in_half, HEAD_DIM, NORM)
         if PROGRAMMATIC:
             tl.extra.cuda.gdc_wait()
-        _norm_rope(heads, live, parameters, HEAD_DIM, EPS, NORM)
+        first_query, second_query = norm_rope_halves(heads, live, parameters, HEAD_DIM, EPS, NORM)
+        tl.store(heads, first_query, mask=live)
+        tl.store(heads + HEAD_DIM // 2, second_query, mask=live)
     else:
         head = (group - query_groups) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
         live = (head < KV_HEADS) & in_half
         column = head * HEAD_DIM + half
-        parameters = _load_halves(k_weight, angles, half, in_half, HEAD_DIM, NORM)
+        parameters = load_halves(k_weight, angles, half, in_half, HEAD_DIM, NORM)
         if WRITE_KV:
             slot = tl.load(cache_slots + token)
         if PROGRAMMATIC:
@@ -212,7 +214,10 @@ def _qk_norm_rope_kernel(
             values = v + token * v_stride + column
             first_value = tl.load(values, mask=live)
             second_value = tl.load(values + HEAD_DIM // 2, mask=live)
-        first_key, second_key = _norm_rope(k + token * k_stride + column, live, parameters, HEAD_DIM, EPS, NORM)
+        heads = k + token * k_stride + column
+        first_key, second_key = norm_rope_halves(heads, live, parameters, HEAD_DIM, EPS, NORM)
+        tl.store(heads, first_key, mask=live)
+        tl.store(heads + HEAD_DIM // 2, second_key, mask=live)
         if WRITE_KV:
             # A page is PAGE_SIZE key rows followed by PAGE_SIZE value rows.
             row = slot // PAGE_SIZE * (2 * PAGE_SIZE) + slot % PAGE_SIZE
@@ -225,8 +230,8 @@ def _qk_norm_rope_kernel(
 
 
 @triton.jit
-def _load_halves(weight, angles, half, in_half, HEAD_DIM: tl.constexpr, NORM: tl.constexpr):
-    """(cos, sin, first half of the weight, second half), each [BLOCK_HEADS, BLOCK_HALF]; no weight without a norm."""
+def load_halves(weight, angles, half, in_half, HEAD_DIM: tl.constexpr, NORM: tl.constexpr):
+    """(cos, sin, first half of the weight, second half), each of the shape of `half`; no weight without a norm."""
     HALF: tl.constexpr = HEAD_DIM // 2
     cos = tl.load(angles + half, mask=in_half, other=0.0)
     sin = tl.load(angles + HALF + half, mask=in_half, other=0.0)
@@ -239,8 +244,8 @@ def _load_halves(weight, angles, half, in_half, HEAD_DIM: tl.constexpr, NORM: tl
 
 
 @triton.jit
-def _norm_rope(heads, live, parameters, HEAD_DIM: tl.constexpr, EPS: tl.constexpr, NORM: tl.constexpr):
-    """Both halves of heads [BLOCK_HEADS, BLOCK_HALF], finished: stored over `heads`, and returned."""
+def norm_rope_halves(heads, live, parameters, HEAD_DIM: tl.constexpr, EPS: tl.constexpr, NORM: tl.constexpr):
+    """Both halves of the heads at `heads` [rows, BLOCK_HALF], finished. `parameters` are those of `load_halves`."""
     HALF: tl.constexpr = HEAD_DIM // 2
     dtype: tl.constexpr = heads.dtype.element_ty
     cos, sin, first_weight, second_weight = parameters
@@ -255,6 +260,4 @@ def _norm_rope(heads, live, parameters, HEAD_DIM: tl.constexpr, EPS: tl.constexp
         second = (second * second_weight).to(dtype).to(tl.float32)
     first_out = (first * cos - second * sin).to(dtype)
     second_out = (second * cos + first * sin).to(dtype)
-    tl.store(heads, first_out, mask=live)
-    tl.store(heads + HALF, second_out, mask=live)
     return first_out, second_out

@@ -19,8 +19,11 @@ from tensorrt_lora.kernels.quantized_activation import (
     QuantizedActivation,
     divide_to_fp8,
     fp8_scale,
+    largest_magnitude,
+    store_fp8_chunks,
     store_fp8_groups,
 )
+from tensorrt_lora.kernels.row_shape import load_chunks, row_shape
 
 
 def rms_norm(
@@ -78,16 +81,6 @@ def rms_norm_reference_into(
         quantize_reference(out, quantized.values, quantized.scale, quantization.static_scale)
 
 
-_THREAD_COLUMNS = 16
-_MAX_WARPS = 32
-
-
-def block_and_warps(width: int) -> tuple[int, int]:
-    """Columns of a program, which has one row, and its warps. No function of T: sums keep their order."""
-    block = triton.next_power_of_2(width)
-    return block, min(_MAX_WARPS, max(1, block // (32 * _THREAD_COLUMNS)))
-
-
 def rms_norm_triton(
     x: Tensor,
     residual: Tensor | None,
@@ -102,7 +95,7 @@ def rms_norm_triton(
     assert x.stride(1) == out.stride(1) == weight.stride(0) == 1 and (residual is None or residual.stride(1) == 1)
     if tokens == 0:
         return
-    block, num_warps = block_and_warps(width)
+    shape = row_shape(width)
     programmatic = programmatic_launch(x)
     # A tensor stands in for what the kernel does not read.
     target = QuantizedActivation(out, out) if quantized is None else quantized
@@ -123,10 +116,10 @@ def rms_norm_triton(
         EPS=eps,
         ADD=residual is not None,
         QUANTIZE="" if quantization is None else quantization.granularity(width),
-        BLOCK=block,
-        VECTOR=min(block, 16 // x.itemsize),
+        BLOCK=shape.block,
+        CHUNKS=shape.chunks,
         PROGRAMMATIC=programmatic,
-        num_warps=num_warps,
+        num_warps=shape.num_warps,
         **launch_options(programmatic),
     )
 
@@ -149,41 +142,58 @@ def _rms_norm_kernel(
     ADD: tl.constexpr,
     QUANTIZE: tl.constexpr,
     BLOCK: tl.constexpr,
-    VECTOR: tl.constexpr,
+    CHUNKS: tl.constexpr,
     PROGRAMMATIC: tl.constexpr,
 ):
-    """One program: one row. Only parameters of the model are read before the wait."""
+    """One program: one row. Only parameters of the model are read before the wait.
+
+    Of 16-bit values, sum and product are taken as such: two at a time, and rounded as a float32 result would be.
+    """
     if PROGRAMMATIC:
         tl.extra.cuda.gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
-    # A thread has 16 bytes of the input at a time, whether float8 is written or not: so sums have one order.
-    column = tl.max_contiguous(tl.arange(0, BLOCK), VECTOR)
-    live = column < WIDTH
-    factor = tl.load(weight + column, mask=live, other=0.0)
+    column = tl.arange(0, BLOCK)
+    factors = load_chunks(weight, column, WIDTH, CHUNKS)
     if QUANTIZE == "static":
         row_scale = tl.load(static_scale)
     if PROGRAMMATIC:
         tl.extra.cuda.gdc_wait()
 
     dtype: tl.constexpr = out.dtype.element_ty
-    row = tl.load(x + token * x_stride + column, mask=live, other=0.0).to(tl.float32)
+    # All loads are ahead of all stores, which might write what they read.
+    rows = load_chunks(x + token * x_stride, column, WIDTH, CHUNKS)
     if ADD:
-        stream = residual + token * residual_stride + column
-        total = (row + tl.load(stream, mask=live, other=0.0).to(tl.float32)).to(dtype)
-        tl.store(stream, total, mask=live)
-        row = total.to(tl.float32)
-    inverse_rms = tl.rsqrt(tl.sum(row * row, axis=0) / WIDTH + EPS)
-    normed = (row * inverse_rms).to(dtype).to(tl.float32)
-    normed = (normed * factor.to(tl.float32)).to(dtype)
-    tl.store(out + token * out_stride + column, normed, mask=live)
+        stream = residual + token * residual_stride
+        residuals = load_chunks(stream, column, WIDTH, CHUNKS)
+        totals = ()
+        for chunk in tl.static_range(CHUNKS):
+            total = rows[chunk] + residuals[chunk]
+            tl.store(stream + chunk * BLOCK + column, total, mask=chunk * BLOCK + column < WIDTH)
+            totals = totals + (total,)
+        rows = totals
+    squares = tl.zeros((BLOCK,), tl.float32)
+    for chunk in tl.static_range(CHUNKS):
+        value = rows[chunk].to(tl.float32)
+        squares = tl.fma(value, value, squares)
+    inverse_rms = tl.rsqrt(tl.sum(squares, axis=0) / WIDTH + EPS)
 
-    if QUANTIZE != "":
-        normed = normed.to(tl.float32)
-        if QUANTIZE == "group":
-            store_fp8_groups(normed, column, 0, values + token * WIDTH, scale + token, scale_stride, WIDTH)
-        else:
-            if QUANTIZE == "token":
-                row_scale = fp8_scale(tl.max(tl.abs(normed), axis=0))
-            quantized = divide_to_fp8(normed, row_scale, values.dtype.element_ty)
-            tl.store(values + token * WIDTH + column, quantized, mask=live)
-            tl.store(scale + token, row_scale)
+    normed = ()
+    largest = tl.zeros((BLOCK,), tl.float32)
+    for chunk in tl.static_range(CHUNKS):
+        value = (rows[chunk].to(tl.float32) * inverse_rms).to(dtype) * factors[chunk]
+        tl.store(out + token * out_stride + chunk * BLOCK + column, value, mask=chunk * BLOCK + column < WIDTH)
+        largest = tl.maximum(largest, tl.abs(value.to(tl.float32)))
+        normed = normed + (value,)
+
+    values += token * WIDTH
+    if QUANTIZE == "group":
+        for chunk in tl.static_range(CHUNKS):
+            first_group = chunk * (BLOCK // 128)
+            store_fp8_groups(
+                normed[chunk], chunk * BLOCK + column, first_group, values, scale + token, scale_stride, WIDTH
+            )
+    elif QUANTIZE != "":
+        if QUANTIZE == "token":
+            row_scale = fp8_scale(largest_magnitude(largest, axis=0))
+        store_fp8_chunks(normed, row_scale, values, column, WIDTH, CHUNKS, BOUNDED=QUANTIZE == "token")
+        tl.store(scale + token, row_scale)

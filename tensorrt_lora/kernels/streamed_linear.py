@@ -14,19 +14,11 @@ from tensorrt_lora.kernels.fp8_weight import BLOCK
 from tensorrt_lora.kernels.linear_weight import LinearWeight
 from tensorrt_lora.kernels.programmatic_launch import launch_options, programmatic_launch
 from tensorrt_lora.kernels.quantized_activation import QuantizedActivation
-from tensorrt_lora.kernels.streamed_linear_config import (
-    MAX_STREAMED_TOKENS,
-    MIN_BLOCK_N,
-    StreamedLinearConfig,
-    streamed_linear_config,
-)
-from tensorrt_lora.kernels.weight_prefetch import NextWeight, next_weight_of, prefetch_l2, prefetch_next_weight
+from tensorrt_lora.kernels.streamed_linear_config import MIN_BLOCK_N, StreamedLinearConfig
 
 NO_SCALES = 0
 ROW_SCALES = 1
 BLOCK_SCALES = 2
-
-PREFETCH_LANES = tl.constexpr(128)
 
 
 def streamed_linear_triton(
@@ -59,14 +51,12 @@ def streamed_linear_triton(
         out,
         partials,
         weight.counters,
-        weight.values if weight.next_values is None else weight.next_values,
         tokens,
         out_features,
         in_features,
         0 if x_scale is None else x_scale.stride(0),
         0 if x_scale is None else x_scale.stride(1),
         config.split_width(in_features),
-        *next_weight_fields(next_weight(weight, tokens, n_tiles * splits) if programmatic else None),
         SCALES=scales_of(weight),
         HAS_BIAS=weight.bias is not None,
         SPLITS=splits,
@@ -107,43 +97,10 @@ def own_prefetch_bytes(config: StreamedLinearConfig, weight: LinearWeight) -> in
     return config.block_k * config.num_stages * itemsize if weight.values.shape[1] * itemsize % 16 == 0 else 0
 
 
-def next_weight(weight: LinearWeight, tokens: int, programs: int) -> NextWeight:
-    """What a launch of `programs` programs asks for of the weight after `weight`."""
-    values = weight.next_values
-    config = None
-    if values is not None and tokens <= MAX_STREAMED_TOKENS:
-        config = streamed_linear_config(
-            tokens, *values.shape, itemsize=values.itemsize, block_scales=scales_of(weight) == BLOCK_SCALES
-        )
-    return next_weight_of(values, config, programs)
-
-
-def next_weight_fields(fields: NextWeight | None) -> tuple[int, ...]:
-    """The kernel's arguments for it, None for none."""
-    if fields is None:
-        return (0, 1, 0, 0, 0, 1, 0)
-    return (
-        fields.segments,
-        fields.splits,
-        fields.row_bytes,
-        fields.split_bytes,
-        fields.segment_bytes,
-        fields.programs,
-        fields.per_program,
-    )
-
-
 NOT_SPECIALIZED = [
     "num_tokens",
     "x_scale_token_stride",
     "x_scale_group_stride",
-    "next_segments",
-    "next_splits",
-    "next_row_bytes",
-    "next_split_bytes",
-    "next_segment_bytes",
-    "next_programs",
-    "next_per_program",
 ]
 
 
@@ -157,20 +114,12 @@ def _streamed_linear_kernel(
     out,
     partials,
     counters,
-    next_weight,
     num_tokens,
     out_features,
     in_features,
     x_scale_token_stride,
     x_scale_group_stride,
     split_width,
-    next_segments,
-    next_splits,
-    next_row_bytes,
-    next_split_bytes,
-    next_segment_bytes,
-    next_programs,
-    next_per_program,
     SCALES: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -194,6 +143,9 @@ def _streamed_linear_kernel(
         if PREFETCH > 0:
             ask_for_rows(weight, n, first_k, last_k, out_features, in_features, PREFETCH)
         tl.extra.cuda.gdc_wait()
+    row_scale, token_scale = load_scales(
+        x_scale, weight_scale, n, m, num_tokens, out_features, x_scale_token_stride, SCALES, BLOCK_M, BLOCK_N
+    )
     acc = stream_sum(
         x,
         x_scale,
@@ -215,27 +167,13 @@ def _streamed_linear_kernel(
         BLOCK_N,
         BLOCK_K,
     )
-    if PROGRAMMATIC:
-        prefetch_next_weight(
-            next_weight,
-            tl.program_id(0),
-            tl.num_programs(0),
-            next_segments,
-            next_splits,
-            next_row_bytes,
-            next_split_bytes,
-            next_segment_bytes,
-            next_programs,
-            next_per_program,
-            LANES=PREFETCH_LANES,
-        )
     if SPLITS > 1:
         if not is_last_split(acc, partials, counters, n, m, n_tile, split, num_tokens, out_features, SPLITS):
             return
         acc = sum_of_splits(partials, n, m, num_tokens, out_features, SPLITS, BLOCK_M, BLOCK_N)
-    y = scaled_output(
-        acc, x_scale, weight_scale, bias, n, m, num_tokens, out_features, x_scale_token_stride, SCALES, HAS_BIAS
-    )
+    y = acc * row_scale[:, None] * token_scale[None, :]
+    if HAS_BIAS:
+        y += tl.load(bias + n, mask=n < out_features, other=0.0).to(tl.float32)[:, None]
     live = (n < out_features)[:, None] & (m < num_tokens)[None, :]
     tl.store(out + m.to(tl.int64)[None, :] * out_features + n[:, None], y.to(out.dtype.element_ty), mask=live)
 
@@ -246,7 +184,14 @@ def ask_for_rows(weight, n, first_k, last_k, out_features, in_features, PREFETCH
     rows = weight + tl.minimum(n, out_features - 1).to(tl.int64) * in_features + first_k
     itemsize: tl.constexpr = weight.dtype.element_ty.primitive_bitwidth // 8
     num_bytes = tl.minimum((last_k - first_k) * itemsize, PREFETCH)
-    prefetch_l2(rows.to(tl.int64, bitcast=True), num_bytes)
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; // $0",
+        "=r,l,r",
+        [rows.to(tl.int64, bitcast=True), num_bytes],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @triton.jit
@@ -339,24 +284,25 @@ def sum_of_splits(
 
 
 @triton.jit
-def scaled_output(
-    acc,
+def load_scales(
     x_scale,
     weight_scale,
-    bias,
     n,
     m,
     num_tokens,
     out_features,
     x_scale_token_stride,
     SCALES: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):
-    """The finished sum with the scales of rows and the bias, float32."""
+    """What a finished sum's rows [BLOCK_N] and tokens [BLOCK_M] are multiplied by; ones where there is nothing.
+
+    Loaded ahead of the stream, so that its end waits for as little as possible.
+    """
+    row_scale = tl.full((BLOCK_N,), 1.0, dtype=tl.float32)
+    token_scale = tl.full((BLOCK_M,), 1.0, dtype=tl.float32)
     if SCALES == 1:
-        token_scale = tl.load(x_scale + m * x_scale_token_stride, mask=m < num_tokens, other=0.0)
         row_scale = tl.load(weight_scale + n, mask=n < out_features, other=0.0)
-        acc = acc * row_scale[:, None] * token_scale[None, :]
-    if HAS_BIAS:
-        acc += tl.load(bias + n, mask=n < out_features, other=0.0).to(tl.float32)[:, None]
-    return acc
+        token_scale = tl.load(x_scale + m * x_scale_token_stride, mask=m < num_tokens, other=0.0)
+    return row_scale, token_scale

@@ -1,7 +1,8 @@
 """Which adapter sits in which slot, and on which pages. Policy only: no tensors, no requests.
 
 The engine asks `can_admit` before it starts a request, and `assign` before each forward; what `assign` returns must be
-copied to the device before that forward. Base rows take no slot.
+copied to the device before that forward. `reserve` and `settle` are for adapters that are copied ahead of their first
+forward, in parts. Base rows take no slot.
 """
 
 from collections import OrderedDict
@@ -52,6 +53,7 @@ class AdapterSlotManager:
         self.num_pages = num_pages
         self.num_evictions = 0
         self._slots: OrderedDict[AdapterKey, Slot] = OrderedDict()  # least recently used first
+        self._reserved: dict[AdapterKey, Slot] = {}
         self._free_slots = list(range(num_slots))[::-1]
         self._free_pages = list(range(num_pages))[::-1]
 
@@ -72,13 +74,40 @@ class AdapterSlotManager:
         newcomers = [tenant for key, tenant in tenants.items() if key not in self._slots]
         placed = []
         for tenant in newcomers:
-            while not self._free_slots or len(self._free_pages) < tenant.num_pages:
-                self._evict_one(tenants.keys())
-            pages = tuple(self._free_pages.pop() for _ in range(tenant.num_pages))
-            slot = Slot(self._free_slots.pop(), pages)
-            self._slots[tenant.key] = slot
+            self.remove(tenant.key)  # what is reserved for it may hold a part of it only
+            while not self._fits(tenant):
+                victim = self._victim(tenants.keys()) or next(iter(self._reserved), None)
+                assert victim is not None, "the scheduler admitted more adapters than the slots can hold"
+                self._evict(victim)
+            slot = self._slots[tenant.key] = self._take(tenant)
             placed.append((tenant, slot))
         return placed
+
+    def reserve(self, tenant: SlotTenant, protected: Collection[AdapterKey]) -> Slot | None:
+        """A slot for an adapter that will be copied to it bit by bit; it is not on the device until `settle`.
+
+        None if there is none without those of `protected` and of other reservations. `assign` takes a reserved slot
+        away where it is short.
+        """
+        assert tenant.key not in self._slots and tenant.key not in self._reserved
+        evictable = [slot for key, slot in self._slots.items() if key not in protected]
+        num_pages = len(self._free_pages) + sum(len(slot.pages) for slot in evictable)
+        if not (self._free_slots or evictable) or num_pages < tenant.num_pages:
+            return None
+        while not self._fits(tenant):
+            victim = self._victim(protected)
+            assert victim is not None
+            self._evict(victim)
+        slot = self._reserved[tenant.key] = self._take(tenant)
+        return slot
+
+    def reserved(self, key: AdapterKey) -> Slot | None:
+        """The adapter's reserved slot, unless it was taken away or settled."""
+        return self._reserved.get(key)
+
+    def settle(self, key: AdapterKey) -> None:
+        """What was copied to a reserved slot is complete: the adapter is on the device."""
+        self._slots[key] = self._reserved.pop(key)
 
     def slot_of(self, key: AdapterKey) -> int:
         """The slot index of an adapter that `assign` has placed."""
@@ -89,14 +118,22 @@ class AdapterSlotManager:
         return tuple(self._slots)
 
     def remove(self, key: AdapterKey) -> None:
-        """Free an adapter's slot and pages; nothing happens if it holds none."""
-        slot = self._slots.pop(key, None)
+        """Free an adapter's slot and pages, reserved ones too; nothing happens if it holds none."""
+        slot = self._slots.pop(key, None) or self._reserved.pop(key, None)
         if slot is not None:
             self._free_slots.append(slot.index)
             self._free_pages.extend(reversed(slot.pages))
 
-    def _evict_one(self, protected: Collection[AdapterKey]) -> None:
-        victim = next((key for key in self._slots if key not in protected), None)
-        assert victim is not None, "the scheduler admitted more adapters than the slots can hold"
-        self.remove(victim)
-        self.num_evictions += 1
+    def _fits(self, tenant: SlotTenant) -> bool:
+        return bool(self._free_slots) and len(self._free_pages) >= tenant.num_pages
+
+    def _take(self, tenant: SlotTenant) -> Slot:
+        pages = tuple(self._free_pages.pop() for _ in range(tenant.num_pages))
+        return Slot(self._free_slots.pop(), pages)
+
+    def _victim(self, protected: Collection[AdapterKey]) -> AdapterKey | None:
+        return next((key for key in self._slots if key not in protected), None)
+
+    def _evict(self, key: AdapterKey) -> None:
+        self.num_evictions += key in self._slots
+        self.remove(key)

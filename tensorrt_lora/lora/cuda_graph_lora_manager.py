@@ -3,7 +3,7 @@
 Called by `PyTorchModelEngine`. Knows adapters only as `LoraAdapter`s; where they come from is `adapters/`' affair.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import nn
 
 from tensorrt_lora.config.lora_config import LoraConfig
 from tensorrt_lora.kernels.lora_batch import MAX_EXTRA_ROWS, RANK_PAGE, pages_for_rows
-from tensorrt_lora.lora.adapter_slot_manager import AdapterSlotManager, SlotTenant
+from tensorrt_lora.lora.adapter_slot_manager import AdapterSlotManager, Slot, SlotTenant
 from tensorrt_lora.lora.adapter_weights import AdapterWeights
 from tensorrt_lora.lora.batch_kind import BatchKind, batch_kinds, rank_kinds
 from tensorrt_lora.lora.cuda_graph_lora_params import CudaGraphLoraParams
@@ -96,6 +96,7 @@ class CudaGraphLoraManager:
         self._specialize = lora_config.cuda_graph_specialize_lora
         self._aux_stream = create_aux_stream(device) if lora_config.overlap_lora_and_base else None
         self._plan_table = plan_table
+        self._plans: dict[BatchKind, LoraPlans] = {}  # what the table said: it is asked at every step
         self._allowed_plans = allowed_plans(overlap=self._aux_stream is not None)
         self._rank_kinds = rank_kinds(lora_config.max_lora_rank)
         self.fixed_plan: LoraPlan | None = None  # for measurements: instead of the table
@@ -104,11 +105,16 @@ class CudaGraphLoraManager:
             lora_config.num_slots,
             lora_config.max_lora_rank,
             num_pages,
-            self._params.nbytes / 2**20,
+            self.nbytes / 2**20,
             len(layers),
             "with a second stream" if self._aux_stream else "on one stream",
             plan_table.source,
         )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slots' weights on the device."""
+        return self._params.nbytes
 
     def graph_plan(self, adapters: Sequence[LoraAdapter | None], num_rows: int) -> LoraPlans | None:
         """How LoRA runs in the captured graph of `num_rows` tokens that a batch replays; None: it is not in there."""
@@ -119,13 +125,22 @@ class CudaGraphLoraManager:
             return LoraPlans(self.fixed_plan)
         most = max(pages.values(), default=1) * RANK_PAGE
         rank = next((rank for rank in self._rank_kinds if rank >= most), self._rank_kinds[-1])
-        return self._plan_table.plans(BatchKind(num_rows, len(pages) > 1, rank), self._allowed_plans)
+        return self._plans_for(BatchKind(num_rows, len(pages) > 1, rank))
 
     def graph_plans(self, num_rows: int) -> tuple[LoraPlans | None, ...]:
         """All that `graph_plan` may answer, to be captured."""
         kinds = batch_kinds(num_rows, self.slot_manager.num_slots, self._rank_kinds)
-        plans = dict.fromkeys(self._plan_table.plans(kind, self._allowed_plans) for kind in kinds)
+        plans = dict.fromkeys(map(self._plans_for, kinds))
         return (*plans, None) if self._specialize else tuple(plans)
+
+    def _plans_for(self, kind: BatchKind) -> LoraPlans:
+        if kind not in self._plans:
+            self._plans[kind] = self._plan_table.plans(kind, self._allowed_plans)
+        return self._plans[kind]
+
+    def slot_copies(self, slot: Slot, adapter: LoraAdapter) -> Iterator[int]:
+        """Copy an adapter to a slot that is reserved for it, module by module; gives the bytes of each."""
+        return self._params.slot_copies(slot, adapter.weights, self._extra_rows.rows_of(adapter.weights))
 
     def prepare(
         self,

@@ -4,7 +4,7 @@ One data model serves prefill, decode, mixed batches, eager runs and captured gr
 replays with any: what it reads is rewritten in place between replays.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -92,6 +92,13 @@ class CudaGraphLoraParams:
         Args:
             extra_rows: of the modules that have a bias or a magnitude.
         """
+        for _ in self.slot_copies(slot, weights, extra_rows):
+            pass
+
+    def slot_copies(
+        self, slot: Slot, weights: AdapterWeights, extra_rows: Mapping[SiteKey, ExtraRows]
+    ) -> Iterator[int]:
+        """`load_slot` module by module: gives the bytes of each. The slot holds the adapter once there are no more."""
         device = self._page_table.device
         runs = _consecutive_runs(slot.pages)
         pages = torch.tensor(slot.pages, dtype=torch.int32)
@@ -109,6 +116,8 @@ class CudaGraphLoraParams:
                     _copy_rows(tables.b_pool[:, columns], module.b, runs)
                 if module and extra:
                     _copy_rows(tables.b_pool[:, columns], extra.rows, runs, first=module.rank)
+                if module:
+                    yield module.a.nbytes + module.b.nbytes
         for table, values in ((self._rank, ranks), (self._scale, scales), (self._extras, flags)):
             table[:, slot.index].copy_(torch.tensor(values, dtype=table.dtype, device=device))
 

@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, ValidationError
 
 from tensorrt_lora.config.strict_base_model import StrictBaseModel
 from tensorrt_lora.kernels.streamed_linear_config import MAX_STREAMED_TOKENS
 from tensorrt_lora.lora.batch_kind import BatchKind
 from tensorrt_lora.lora.lora_plan import LoraPlan
 from tensorrt_lora.lora.lora_plans import LoraPlans, ProjectionShape
-
 
 _TIE = 1.005  # medians of replays repeat to about half a percent
 
@@ -39,6 +38,10 @@ class PlanTimes(StrictBaseModel):
     def shape(self) -> ProjectionShape:
         return ProjectionShape(self.in_features, self.out_features, self.itemsize)
 
+    @property
+    def kind(self) -> BatchKind:
+        return BatchKind(self.tokens, self.many, self.rank)
+
 
 class PlanTableFile(StrictBaseModel):
     """The file's content."""
@@ -46,6 +49,27 @@ class PlanTableFile(StrictBaseModel):
     device: str = Field(description="As CUDA names it.")
     measured_with: dict[str, str] = Field(description="Versions, the date, the command.")
     rows: list[PlanTimes] = Field(description="In any order.")
+
+    @classmethod
+    def read(cls, path: Path) -> "PlanTableFile":
+        """The content of a file. Raises ValueError when there is none, or it is no table."""
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except OSError as error:
+            raise ValueError(f"lora_plan_table {path} cannot be read: {error.strerror}") from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise ValueError(
+                f"lora_plan_table {path} is no plan table: {where}: {first['msg']}; write one with `tensorrt-lora tune`"
+            ) from error
+
+    def write(self, path: Path) -> None:
+        """Write a file, a row on each line."""
+        fields = self.model_dump(mode="json")
+        rows = ",\n".join(json.dumps(row) for row in fields.pop("rows"))
+        head = json.dumps(fields)
+        path.write_text(f'{head[:-1]}, "rows": [\n{rows}\n]}}\n', encoding="utf-8")
 
 
 @dataclass(slots=True)
@@ -59,22 +83,13 @@ class LoraPlanTable:
     def of(cls, content: PlanTableFile, source: str) -> "LoraPlanTable":
         table = cls(source)
         for row in content.rows:
-            table.rows.setdefault(row.shape, {})[BatchKind(row.tokens, row.many, row.rank)] = row
+            table.rows.setdefault(row.shape, {})[row.kind] = row
         return table
 
     @classmethod
     def read(cls, path: Path) -> "LoraPlanTable":
         """The table in a file. Raises ValueError when there is none, or it is not one."""
-        try:
-            return cls.of(_FILE.validate_json(path.read_bytes()), str(path))
-        except OSError as error:
-            raise ValueError(f"lora_plan_table {path} cannot be read: {error.strerror}") from error
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise ValueError(
-                f"lora_plan_table {path} is no plan table: {where}: {first['msg']}; write one with `tensorrt-lora tune`"
-            ) from error
+        return cls.of(PlanTableFile.read(path), str(path))
 
     @classmethod
     def shipped(cls, device_name: str) -> "LoraPlanTable":
@@ -83,7 +98,11 @@ class LoraPlanTable:
         file = resources.files("tensorrt_lora.lora.plan_tables").joinpath(name)
         if not file.is_file():
             return cls(f"no table for {device_name}")
-        return cls.of(_FILE.validate_json(file.read_bytes()), f"the table for {device_name}")
+        return cls.of(PlanTableFile.model_validate_json(file.read_bytes()), f"the table for {device_name}")
+
+    def narrowed(self, shapes: Collection[ProjectionShape]) -> "LoraPlanTable":
+        """Of some shapes alone: plans for those of other models would tell graphs apart that are the same."""
+        return LoraPlanTable(self.source, {shape: rows for shape, rows in self.rows.items() if shape in shapes})
 
     def plans(self, kind: BatchKind, allowed: Collection[LoraPlan]) -> LoraPlans:
         """The fastest of the allowed plans at every shape.
@@ -123,16 +142,5 @@ def default_plan(kind: BatchKind, allowed: Collection[LoraPlan]) -> LoraPlan:
     return LoraPlan.FUSED if can_fuse else LoraPlan.SEQUENTIAL
 
 
-def write_table(content: PlanTableFile, path: Path) -> None:
-    """Write a table, a row on each line."""
-    fields = content.model_dump(mode="json")
-    rows = ",\n".join(json.dumps(row) for row in fields.pop("rows"))
-    head = json.dumps(fields)
-    path.write_text(f'{head[:-1]}, "rows": [\n{rows}\n]}}\n', encoding="utf-8")
-
-
 def _next_up(values: list[int], wanted: int) -> int:
     return values[min(bisect_left(values, wanted), len(values) - 1)]
-
-
-_FILE = TypeAdapter(PlanTableFile)

@@ -4,8 +4,6 @@ Module paths ("model.layers.3.self_attn") are those of Hugging Face checkpoints:
 name. Built by `create_model`, called by the engine. Knows nothing of requests, adapters or streams.
 """
 
-from itertools import pairwise
-
 import torch
 from torch import nn
 
@@ -16,7 +14,6 @@ from tensorrt_lora.modules.attention import Attention
 from tensorrt_lora.modules.embedding import Embedding, LMHead
 from tensorrt_lora.modules.gated_mlp import GatedMLP
 from tensorrt_lora.modules.linear_method_factory import LinearMethodFactory
-from tensorrt_lora.modules.linear_weights import LinearWeights
 from tensorrt_lora.modules.mlp import MLP
 from tensorrt_lora.modules.rms_norm import RMSNorm
 from tensorrt_lora.modules.rotary_embedding import RotaryEmbedding
@@ -160,9 +157,6 @@ class DecoderModelForCausalLM(nn.Module):
             for layer_idx in range(config.num_layers)
         ]
         self.model = DecoderModel(layers=layers, config=config, dtype=dtype, device=device)
-        projections = [module for module in self.model.modules() if isinstance(module, LinearWeights)]
-        for projection, following in pairwise(projections):
-            projection.read_before(following)
         self.lm_head = LMHead(
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,

@@ -20,7 +20,6 @@ class LinearWeights(nn.Module):
     weight_scale: nn.Parameter | None  # float32, see `kernels/fp8_weight`
     input_scale: nn.Parameter | None  # [] float32
     counters: torch.Tensor | None  # of split sums, see `LinearWeight`
-    next_values: tuple[torch.Tensor, ...]  # at most one: the weight that is read after this one, see `LinearWeight`
 
     def __init__(self, *, in_features: int, out_features: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -30,15 +29,7 @@ class LinearWeights(nn.Module):
         for name in ("weight", "bias", "weight_scale", "input_scale"):
             self.register_parameter(name, None)
         self.register_buffer("counters", None, persistent=False)
-        # A tuple, because a module would take a parameter for one of its own.
-        self.next_values = ()
 
     def linear_weight(self) -> LinearWeight:
         """The parameters as `linear` reads them."""
-        next_values = self.next_values[0] if self.next_values else None
-        return LinearWeight(self.weight, self.bias, self.weight_scale, self.counters, next_values)
-
-    def read_before(self, following: "LinearWeights") -> None:
-        """Say which weight a step reads next, so that it can be asked for ahead; only of the same dtype it is."""
-        if following.weight.dtype == self.weight.dtype:
-            self.next_values = (following.weight,)
+        return LinearWeight(self.weight, self.bias, self.weight_scale, self.counters)

@@ -5,7 +5,7 @@ Made by `run_server`, or by whoever serves it another way; `LLM` is given, so th
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from fastapi import FastAPI, Request, Response
@@ -19,7 +19,9 @@ from tensorrt_lora.serve.api_error import ENGINE_DEAD, ApiError
 from tensorrt_lora.serve.client_connection import ClientGoneError
 from tensorrt_lora.serve.openai_routes import openai_routes
 from tensorrt_lora.serve.request_record import NullObserver, RequestObserver
+from tensorrt_lora.serve.response_counter import ResponseCounter
 from tensorrt_lora.serve.serve_config import ServeConfig
+from tensorrt_lora.serve.server_metrics import ServerMetrics
 from tensorrt_lora.serve.server_state import ServedEngine, ServerState
 from tensorrt_lora.serve.status_routes import status_routes
 
@@ -51,19 +53,19 @@ def create_app(
     config: ServeConfig,
     *,
     observer: RequestObserver | None = None,
-    metrics: Callable[[], Response] | None = None,
+    metrics: ServerMetrics | None = None,
 ) -> FastAPI:
     """The application around an engine, which stays the caller's. Its `state.server` is the `ServerState`.
 
     Args:
         engine: an `LLM`.
         config: the server's settings.
-        observer: is told of every request that generates.
-        metrics: renders /metrics; None leaves the route out.
+        observer: is told of every request that generates, in place of the metrics.
+        metrics: counts, and renders /metrics; None leaves the route out.
 
     Raises ValueError for settings that this machine cannot follow.
     """
-    state = ServerState(engine, config, observer or NullObserver())
+    state = ServerState(engine, config, observer or (NullObserver() if metrics is None else metrics.requests))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -100,6 +102,8 @@ def create_app(
         max_body_bytes=config.max_body_bytes,
         body_timeout_s=config.body_timeout_s,
     )
+    if metrics is not None:
+        app.add_middleware(ResponseCounter, count=metrics.count_response, routes=frozenset(app.openapi()["paths"]))
     return app
 
 

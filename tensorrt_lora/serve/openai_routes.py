@@ -56,7 +56,7 @@ def openai_routes(state: ServerState, *, created: int) -> APIRouter:
         return await state.answers.answer(
             request,
             body,
-            RequestRecord("completions", body.streams),
+            _record(request, "completions", body.streams),
             num_prompts=len(body.prompts),
             read=lambda: state.prompts.read_completion(body),
             writer=writer,
@@ -75,10 +75,16 @@ def openai_routes(state: ServerState, *, created: int) -> APIRouter:
         return await state.answers.answer(
             request,
             body,
-            RequestRecord("chat_completions", body.streams),
+            _record(request, "chat_completions", body.streams),
             num_prompts=1,
             read=lambda: state.prompts.read_chat(body),
             writer=writer,
         )
 
     return router
+
+
+def _record(request: Request, endpoint: str, streams: bool) -> RequestRecord:
+    """The request's record, for whoever counts answers too."""
+    record = request.state.record = RequestRecord(endpoint, streams)
+    return record

@@ -65,6 +65,13 @@ class ServeConfig(StrictBaseModel):
     drain_timeout_s: float = Field(
         default=120.0, ge=0.0, description="Seconds that running requests get to finish after SIGTERM."
     )
+    max_metric_adapters: int = Field(
+        default=32,
+        ge=0,
+        le=1000,
+        description="Adapters that metrics tell by name: those of `loras` first, then others as they are used; the "
+        "rest count as _other.",
+    )
     keep_alive_timeout_s: int = Field(default=30, ge=1, description="Seconds that an idle connection stays open.")
     log_level: Literal["critical", "error", "warning", "info", "debug"] = Field(
         default="info", description="Of the server's own log."

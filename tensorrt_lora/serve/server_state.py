@@ -18,6 +18,7 @@ from tensorrt_lora.serve.api_error import ApiError
 from tensorrt_lora.serve.prompt_reader import PromptEngine, PromptReader
 from tensorrt_lora.serve.request_record import RequestObserver
 from tensorrt_lora.serve.serve_config import ServeConfig
+from tensorrt_lora.serve.server_metrics import MeasuredEngine
 from tensorrt_lora.serve.token_text import TokenText
 from tensorrt_lora.utils.logger import logger
 
@@ -25,7 +26,7 @@ _TOKENIZER_THREADS = 4
 _ADAPTER_THREADS = 4  # of their own, so that no prompt waits for a disk
 
 
-class ServedEngine(AdapterEngine, GenerationEngine, PromptEngine, Protocol):
+class ServedEngine(AdapterEngine, GenerationEngine, MeasuredEngine, PromptEngine, Protocol):
     """What a server needs of `LLM`."""
 
     info: Mapping[str, int | str]

@@ -1,14 +1,13 @@
 """/health, /ready, /version and /metrics: for those who run the server. No key is asked for."""
 
-from collections.abc import Callable
-
 from fastapi import APIRouter, Response
 
 from tensorrt_lora.serve.api_error import ApiError, AsciiJSONResponse
+from tensorrt_lora.serve.server_metrics import ServerMetrics
 from tensorrt_lora.serve.server_state import ServerState
 
 
-def status_routes(state: ServerState, *, version: str, metrics: Callable[[], Response] | None) -> APIRouter:
+def status_routes(state: ServerState, *, version: str, metrics: ServerMetrics | None) -> APIRouter:
     """The routes of one server; there is no /metrics where `metrics` is None."""
     router = APIRouter(tags=["status"])
 
@@ -33,11 +32,11 @@ def status_routes(state: ServerState, *, version: str, metrics: Callable[[], Res
         return AsciiJSONResponse({"version": version})
 
     if metrics is not None:
-        render = metrics
+        shown = metrics
 
         @router.get("/metrics")
         async def show_metrics() -> Response:
             """Counters and gauges in Prometheus' text format."""
-            return render()
+            return await shown.render(state.engine, state.gate)
 
     return router

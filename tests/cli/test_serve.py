@@ -27,7 +27,7 @@ class FakeLLM:
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[ServeConfig]:
     seen: list[ServeConfig] = []
     monkeypatch.setattr(module, "LLM", FakeLLM)
-    monkeypatch.setattr("tensorrt_lora.serve.app.create_app", lambda llm, config: config)
+    monkeypatch.setattr("tensorrt_lora.serve.app.create_app", lambda llm, config, metrics: config)
     monkeypatch.setattr("tensorrt_lora.serve.http_server.run_server", lambda app, config: seen.append(config))
     return seen
 

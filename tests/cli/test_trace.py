@@ -6,7 +6,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from tensorrt_lora.bench.bench_mode import BenchPlan
+from tensorrt_lora.cli import trace as trace_module
 from tensorrt_lora.cli.main import app
+from tensorrt_lora.lora.lora_plan import LoraPlan
 
 
 def test_an_unknown_preset(tmp_path: Path) -> None:
@@ -20,6 +23,21 @@ def test_needs_cuda(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["trace", "--preset", "tiny", "--output", str(tmp_path)])
     assert result.exit_code == 2
     assert "device='cuda'" in result.output and "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("name", "plan"), [("base", None), ("tuned", "tuned"), *((plan.value, plan) for plan in LoraPlan)]
+)
+def test_plans(name: str, plan: BenchPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[BenchPlan] = []
+
+    def stop(preset: str, workload: object, plan: BenchPlan, **_: object) -> None:
+        seen.append(plan)
+        raise ValueError("enough")
+
+    monkeypatch.setattr(trace_module, "trace_decode_step", stop)
+    result = CliRunner().invoke(app, ["trace", "--preset", "tiny", "--plan", name, "--output", str(tmp_path)])
+    assert "enough" in result.output and seen == [plan]
 
 
 @pytest.mark.gpu

@@ -1,7 +1,5 @@
 """Projections on a GPU: against references, repeated, in graphs with early launches, with LoRA in the same launch."""
 
-from itertools import pairwise
-
 import pytest
 import torch
 from torch import Tensor
@@ -86,7 +84,6 @@ def test_linear_equals_its_reference(shape: tuple[int, int], stored: str) -> Non
 def test_every_tile_and_split(block_n: int, num_warps: int, splits: int, stored: str) -> None:
     shape = (1040, 4096)
     weight = make_weight(shape, stored)
-    weight.next_values = make_weight((2048, 1040), stored).values
     for rows in (1, 16, 50):
         config = StreamedLinearConfig(16 if rows <= 16 else 64, block_n, 128, splits, num_warps, num_stages=3)
         x = as_read(make_input(rows, shape[1]), stored)
@@ -117,8 +114,6 @@ def test_early_launches_in_a_graph_change_nothing(rows: int, stored: str) -> Non
     """A chain of quantisations and projections, replayed with new inputs: a missed wait would read old values."""
     width, depth = 2048, 12
     weights = [make_weight((width, width), stored) for _ in range(depth)]
-    for weight, following in pairwise(weights):
-        weight.next_values = following.values
     x = torch.zeros((rows, width), device=DEVICE, dtype=torch.bfloat16)
     config = streamed_linear_config(
         rows, width, width, itemsize=weights[0].values.itemsize, block_scales=stored == "blocks"
@@ -183,16 +178,12 @@ def three_ops(
 
 
 @pytest.mark.parametrize("stored", STORED)
-@pytest.mark.parametrize("in_features", [2048, 5120, 1032])
-@pytest.mark.parametrize(("sizes", "ranks", "extras", "token_slots"), LORA_CASES)
-def test_lora_in_the_same_launch_has_the_bits_of_three_ops(
-    sizes: tuple[int, ...],
-    ranks: list[list[int]],
-    extras: list[list[int]] | None,
-    token_slots: list[int],
-    in_features: int,
-    stored: str,
-) -> None:
+@pytest.mark.parametrize(("case", "in_features"), [
+    *((case, 2048) for case in range(len(LORA_CASES))),
+    *((case, width) for case in (1, 4) for width in (5120, 1032)),
+])  # fmt: skip
+def test_lora_in_the_same_launch_has_the_bits_of_three_ops(case: int, in_features: int, stored: str) -> None:
+    sizes, ranks, extras, token_slots = LORA_CASES[case]
     tables, batch = make_case(sizes, ranks, extras, token_slots, in_features)
     weight = make_weight((sum(sizes), in_features), stored)
     x = make_input(len(token_slots), in_features)
@@ -210,8 +201,6 @@ def test_lora_chain_in_a_graph(rows: int, stored: str) -> None:
     """Fused launches one after the other, sharing their counters, replayed with new inputs."""
     width, depth = 2048, 12
     weights = [make_weight((width, width), stored) for _ in range(depth)]
-    for weight, following in pairwise(weights):
-        weight.next_values = following.values
     token_slots = [token % 4 - 1 for token in range(rows)] if rows > 1 else [2]
     tables, batch = make_case((width // 2, width // 2), [[32, 8, 17], [16, 0, 64]], None, token_slots, width)
     x = torch.zeros((rows, width), device=DEVICE, dtype=torch.bfloat16)

@@ -6,17 +6,18 @@ from dataclasses import dataclass
 import pytest
 import triton
 
-from tensorrt_lora.kernels.activation import SILU_COLUMNS, SILU_WARPS, _silu_and_mul_kernel
+from tensorrt_lora.kernels.activation import _silu_and_mul_kernel
 from tensorrt_lora.kernels.fp8_quantize import (
-    MAXIMA_COLUMNS,
-    MAXIMA_WARPS,
+    PART_COLUMNS,
+    PART_WARPS,
     _quantize_by_maxima_kernel,
     _quantize_kernel,
-    quantize_config,
+    quantize_shape,
 )
 from tensorrt_lora.kernels.qk_norm_rope import BLOCK_HEADS, _qk_norm_rope_kernel
 from tensorrt_lora.kernels.qk_norm_rope import num_warps as rope_warps
-from tensorrt_lora.kernels.rms_norm import _rms_norm_kernel, block_and_warps
+from tensorrt_lora.kernels.rms_norm import _rms_norm_kernel
+from tensorrt_lora.kernels.row_shape import row_shape
 from tests.support.sm90 import Resources, assembly_sm90, compile_sm90, read_before_wait
 
 HIDDEN_SIZES = [64, 1024, 2560, 4096, 5120, 8192, 16384, 25600]
@@ -50,51 +51,51 @@ def pointers(rows: tuple[str, ...], granularity: str, element: str = "bf16") -> 
 
 
 def rms_norm(width: int, granularity: str, *, add: bool, element: str = "bf16") -> Launch:
-    block, num_warps = block_and_warps(width)
+    shape = row_shape(width)
     constants: dict[str, object] = {
         "WIDTH": width,
         "EPS": 1e-6,
         "ADD": add,
         "QUANTIZE": granularity,
-        "BLOCK": block,
-        "VECTOR": 4 if element == "fp32" else 8,
+        "BLOCK": shape.block,
+        "CHUNKS": shape.chunks,
         "PROGRAMMATIC": True,
     }
     rows = ("x", "residual", "weight", "out")
-    return Launch(_rms_norm_kernel, pointers(rows, granularity, element), constants, num_warps)
+    return Launch(_rms_norm_kernel, pointers(rows, granularity, element), constants, shape.num_warps)
 
 
 def silu_and_mul(width: int, granularity: str, element: str = "bf16") -> Launch:
     constants: dict[str, object] = {
         "WIDTH": width,
         "QUANTIZE": granularity,
-        "BLOCK": SILU_COLUMNS,
+        "BLOCK": PART_COLUMNS,
         "PROGRAMMATIC": True,
     }
-    return Launch(_silu_and_mul_kernel, pointers(("gate_up", "out"), granularity, element), constants, SILU_WARPS)
+    return Launch(_silu_and_mul_kernel, pointers(("gate_up", "out"), granularity, element), constants, PART_WARPS)
 
 
 def quantize_by_maxima(width: int) -> Launch:
     constants: dict[str, object] = {
         "FEATURES": width,
-        "BLOCK": MAXIMA_COLUMNS,
-        "BLOCK_PARTS": triton.next_power_of_2(triton.cdiv(width, MAXIMA_COLUMNS)),
+        "BLOCK": PART_COLUMNS,
+        "BLOCK_PARTS": triton.next_power_of_2(triton.cdiv(width, PART_COLUMNS)),
         "PROGRAMMATIC": True,
     }
     types = {"x": "bf16", "maxima": "fp32", "values": "fp8e4nv", "scale": "fp32"}
-    return Launch(_quantize_by_maxima_kernel, types, constants, MAXIMA_WARPS)
+    return Launch(_quantize_by_maxima_kernel, types, constants, PART_WARPS)
 
 
-def quantize(group_size: int, *, static: bool) -> Launch:
-    config = quantize_config(group_size)
+def quantize(width: int, granularity: str) -> Launch:
+    shape = quantize_shape(width, granularity)
     constants: dict[str, object] = {
-        "GROUP_SIZE": group_size,
-        "STATIC": static,
-        "BLOCK_ROWS": config.block_rows,
-        "BLOCK_COLUMNS": config.block_columns,
+        "WIDTH": width,
+        "QUANTIZE": granularity,
+        "BLOCK": shape.block,
+        "CHUNKS": shape.chunks,
         "PROGRAMMATIC": True,
     }
-    return Launch(_quantize_kernel, pointers(("x",), "token"), constants, config.num_warps)
+    return Launch(_quantize_kernel, pointers(("x",), granularity), constants, shape.num_warps)
 
 
 def qk_norm_rope(head_dim: int, element: str, *, norm: bool, write_kv: bool) -> Launch:
@@ -165,12 +166,12 @@ def test_quantize_by_maxima(width: int) -> None:
     assert launch.read_before_wait() == set()
 
 
-@pytest.mark.parametrize("static", [False, True])
-@pytest.mark.parametrize("group_size", [128, 1024, 5120, 8192, 12288, 25600, 32768])
-def test_quantize(group_size: int, static: bool) -> None:
-    launch = quantize(group_size, static=static)
+@pytest.mark.parametrize("granularity", GRANULARITIES[1:])
+@pytest.mark.parametrize("width", [64, 1024, 5120, 8192, 12288, 25600, 32768])
+def test_quantize(width: int, granularity: str) -> None:
+    launch = quantize(width, granularity)
     assert launch.resources().stack_bytes == 0
-    assert launch.read_before_wait() == set()
+    assert launch.read_before_wait() == ({"static_scale"} if granularity == "static" else set())
     assert "cvt.rn.satfinite.e4m3x2" in launch.assembly("ptx")
 
 

@@ -10,12 +10,12 @@ from tensorrt_lora.kernels.fp8_weight import quantize_weight
 from tensorrt_lora.kernels.linear_weight import LinearWeight, tile_counters
 from tensorrt_lora.kernels.lora_batch import BIAS_ROW, GAIN_ROW, NUM_LORA_COUNTERS, LoraBatch, LoraTables
 from tensorrt_lora.kernels.lora_expand import lora_expand
-from tensorrt_lora.kernels.lora_linear import can_fuse, lora_linear, lora_linear_triton
+from tensorrt_lora.kernels.lora_linear import can_fuse, linear_and_shrink, lora_linear, lora_linear_triton
 from tensorrt_lora.kernels.lora_shrink import lora_shrink
 from tensorrt_lora.kernels.quantized_activation import QuantizedActivation
 from tensorrt_lora.kernels.streamed_linear import streamed_linear_triton
 from tensorrt_lora.kernels.streamed_linear_config import StreamedLinearConfig
-from tests.support.lora_tables import make_lora_batch, make_lora_tables
+from tests.support.lora_tables import make_lora_batch, make_lora_tables, shrink_by_token
 
 INTERPRETED = use_triton(torch.zeros(1))
 CPU = torch.device("cpu")
@@ -83,9 +83,38 @@ def test_kernel_equals_the_three_ops_bit_for_bit(
     )
     expected = in_three_steps(x, base_x, weight, tables, batch, config, splits)
     for _ in range(2):  # the counters are as they were
-        actual = lora_linear_triton(x, base_x, weight, tables, batch, config, lora_splits=splits)
+        actual, _ = lora_linear_triton(x, base_x, weight, tables, batch, config, lora_splits=splits)
         assert torch.equal(actual, expected)
         assert tables.counters.eq(0).all() and weight.counters is not None and weight.counters.eq(0).all()
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize(("sizes", "ranks", "extras", "token_slots"), CASES)
+def test_without_the_expand(
+    sizes: tuple[int, ...],
+    ranks: list[list[int]],
+    extras: list[list[int]] | None,
+    token_slots: list[int],
+    splits: int,
+) -> None:
+    tables = make_lora_tables(in_features=264, output_sizes=sizes, ranks=ranks, extras=extras)
+    tables.counters = torch.zeros(NUM_LORA_COUNTERS, dtype=torch.int32)
+    batch = make_lora_batch(token_slots, len(ranks[0]), tile_size=16)
+    weight, x = make_weight(sum(sizes), 264, fp8=False), torch.randn(len(token_slots), 264)
+    if INTERPRETED:
+        block_m = 16 if len(token_slots) <= 16 else 32
+        config = StreamedLinearConfig(block_m, block_n=16, block_k=128, splits=splits, num_warps=4, num_stages=1)
+        out, h = lora_linear_triton(x, x, weight, tables, batch, config, expand=False, lora_splits=splits)
+        assert tables.counters.eq(0).all()
+    else:
+        out, h = linear_and_shrink(x, x, weight, tables, batch)
+    torch.testing.assert_close(out, torch.nn.functional.linear(x, weight.values, weight.bias), rtol=1e-5, atol=1e-4)
+    expected = shrink_by_token(x, tables, token_slots)
+    for token, slot in enumerate(token_slots):
+        for module in range(len(sizes) if slot >= 0 else 0):
+            rank = ranks[module][slot]
+            wanted = expected[module, token, :rank] * tables.scale[module, slot]
+            torch.testing.assert_close(h[module, token, :rank].double(), wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("fp8", [False, True])

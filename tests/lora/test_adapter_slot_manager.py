@@ -87,3 +87,43 @@ def test_random_batches_never_share_a_slot_or_a_page():
         assert all(manager.slot_of(t.key) == held[t.key][0] for t in batch)
         if rng.random() < 0.1:
             manager.remove(rng.choice(tenants).key)
+
+
+def test_a_reserved_slot_is_on_the_device_once_it_is_settled():
+    slots = AdapterSlotManager(num_slots=2, num_pages=2)
+    one = tenant(1)
+    slot = slots.reserve(one, ())
+    assert slot is not None and slots.reserved(one.key) is slot and slots.resident() == ()
+    slots.settle(one.key)
+    assert slots.reserved(one.key) is None and slots.resident() == (one.key,)
+    assert slots.assign([one]) == [] and slots.slot_of(one.key) == slot.index
+
+
+def test_a_reservation_evicts_what_is_not_protected():
+    slots = AdapterSlotManager(num_slots=2, num_pages=2)
+    one, two, three, four = (tenant(number) for number in range(4))
+    slots.assign([one, two])
+    assert slots.reserve(three, {one.key, two.key}) is None
+    assert slots.resident() == (one.key, two.key)
+    assert slots.reserve(three, {one.key}) is not None
+    assert slots.resident() == (one.key,)
+    assert slots.reserve(four, {one.key}) is None  # reservations do not take each other's
+    assert slots.num_evictions == 1
+
+
+def test_a_forward_takes_back_what_is_reserved():
+    slots = AdapterSlotManager(num_slots=2, num_pages=2)
+    one, two, three = (tenant(number) for number in range(3))
+    slots.assign([one])
+    slots.reserve(two, {one.key})
+    [(placed, _)] = slots.assign([two])  # half of it may be there
+    assert placed is two and slots.reserved(two.key) is None
+    slots.remove(two.key)
+    slots.reserve(two, {one.key})
+    assert [tenant for tenant, _ in slots.assign([one, three])] == [three]
+    assert slots.reserved(two.key) is None and set(slots.resident()) == {one.key, three.key}
+    slots.remove(one.key)
+    slots.remove(three.key)
+    slots.reserve(two, ())
+    slots.remove(two.key)
+    assert slots.reserved(two.key) is None and len(slots.assign([one, three])) == 2

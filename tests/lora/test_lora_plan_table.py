@@ -10,7 +10,6 @@ from tensorrt_lora.lora.lora_plan_table import (
     PlanTableFile,
     PlanTimes,
     default_plan,
-    write_table,
 )
 from tensorrt_lora.lora.lora_plans import LoraPlans, ProjectionShape
 
@@ -42,7 +41,7 @@ def make_file() -> PlanTableFile:
 
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "table.json"
-    write_table(make_file(), path)
+    make_file().write(path)
     assert len(path.read_text().splitlines()) == 5, "a row on each line"
     assert LoraPlanTable.read(path).rows == LoraPlanTable.of(make_file(), "").rows
 
@@ -59,12 +58,35 @@ def test_the_fastest_allowed_plan_of_the_next_row_up() -> None:
     assert plan(2, 16) is plan(99, 64) is LoraPlan.SEQUENTIAL
 
 
+@pytest.mark.parametrize(
+    ("microseconds", "plan"),
+    [
+        ({"sequential": 10.0, "both_beside": 10.04, "fused": 10.03}, LoraPlan.FUSED),  # the rule's
+        ({"shrink_beside": 10.03, "both_beside": 10.0, "fused": 10.2}, LoraPlan.SHRINK_BESIDE),  # the simplest
+        ({"shrink_beside": 10.1, "both_beside": 10.0, "fused": 10.2}, LoraPlan.BOTH_BESIDE),
+        ({}, LoraPlan.FUSED),
+    ],
+)
+def test_what_counts_as_equally_fast(microseconds: dict[str, float], plan: LoraPlan) -> None:
+    content = make_file()
+    row = content.rows[0].model_copy(update={"microseconds": microseconds})
+    table = LoraPlanTable.of(content.model_copy(update={"rows": [row]}), "a test")
+    assert table.plans(row.kind, tuple(LoraPlan)).plan_for(SHAPE) is plan
+
+
+def test_narrowed_to_the_shapes_of_a_model() -> None:
+    table = LoraPlanTable.of(make_file(), "a test")
+    assert table.narrowed({SHAPE}) == table
+    assert table.narrowed({ProjectionShape(5120, 10240, 2)}) == LoraPlanTable("a test")
+
+
 def test_the_rule_where_nothing_was_measured() -> None:
     table = LoraPlanTable.of(make_file(), "a test")
     one, many = BatchKind(8, False, 16), BatchKind(8, True, 16)
     assert default_plan(one, tuple(LoraPlan)) is LoraPlan.FUSED
     assert default_plan(many, tuple(LoraPlan)) is LoraPlan.BOTH_BESIDE
     assert default_plan(many, ON_ONE_STREAM) is LoraPlan.FUSED
+    assert default_plan(BatchKind(65, False, 16), tuple(LoraPlan)) is LoraPlan.SEQUENTIAL, "too many to be fused"
     other = ProjectionShape(1, 2, 2)
     assert table.plans(one, tuple(LoraPlan)).plan_for(other) is LoraPlan.FUSED
     assert table.plans(many, tuple(LoraPlan)) == LoraPlans(LoraPlan.BOTH_BESIDE), "no row of several adapters"

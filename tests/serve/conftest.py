@@ -13,6 +13,7 @@ from tensorrt_lora.llmapi.llm import LLM
 from tensorrt_lora.lora_request import LoRARequest
 from tensorrt_lora.serve.app import create_app
 from tensorrt_lora.serve.serve_config import ServeConfig
+from tensorrt_lora.serve.server_metrics import ServerMetrics
 from tests.support.live_server import live_server
 from tests.support.tiny_adapters import config_fields, find_sites, random_tensors, write_adapter
 from tests.support.tiny_models import make_tiny_model, save_tiny_model
@@ -88,7 +89,7 @@ def config(model_dir: Path, root: Path) -> ServeConfig:
 @pytest.fixture(scope="session")
 def served(config: ServeConfig, root: Path) -> Iterator[Served]:
     with LLM(args=config.engine, progress=False) as llm:
-        app = create_app(llm, config)
+        app = create_app(llm, config, metrics=ServerMetrics(config))
         with live_server(app) as url:
             yield Served(url, app, llm, root)
 

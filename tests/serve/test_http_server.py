@@ -1,58 +1,27 @@
 """The whole command in a process of its own: it says when it is ready, and SIGTERM lets it finish and exit with 0."""
 
 import json
-import os
 import signal
-import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from time import monotonic, sleep
 
 import httpx
 import pytest
 
-START_S = 120.0
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+from tests.support.server_process import ServerProcess, server_process
 
 
 @pytest.fixture
-def server(model_dir: Path, root: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The process and its URL; adapters come from `--lora` and the root, the executor is a process of its own."""
-    port = free_port()
-    options = ["--lora", f"red={root / 'red'}", "--lora-root", str(root), "--device", "cpu", "--port", str(port)]
-    command = [sys.executable, "-m", "tensorrt_lora.cli.main", "serve", str(model_dir), *options]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TENSORRT_LORA_API_KEY": "secret"}
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        end = monotonic() + START_S
-        while not is_ready(url):
-            assert process.poll() is None, process.communicate()[1]
-            assert monotonic() < end, "the server does not get ready"
-            sleep(0.05)
-        yield process, url
-    finally:
-        process.kill()
-        process.communicate()
+def server(model_dir: Path, root: Path) -> Iterator[ServerProcess]:
+    """Adapters come from `--lora` and the root, the executor is a process of its own."""
+    options = ["--lora", f"red={root / 'red'}", "--lora-root", str(root), "--device", "cpu"]
+    with server_process([str(model_dir), *options], {"TENSORRT_LORA_API_KEY": "secret"}) as server:
+        yield server
 
 
-def is_ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/ready").status_code == 200
-    except httpx.TransportError:
-        return False
-
-
-def test_sigterm_drains_and_exits_with_0(server: tuple[subprocess.Popen[str], str]) -> None:
-    process, url = server
+def test_sigterm_drains_and_exits_with_0(server: ServerProcess) -> None:
+    process, url = server.process, server.url
     headers = {"Authorization": "Bearer secret"}
     models = httpx.get(f"{url}/v1/models", headers=headers).json()["data"]
     assert [model["id"] for model in models] == ["tiny", "red"]

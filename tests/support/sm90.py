@@ -62,7 +62,7 @@ def read_before_wait(kernel: Any, pointers: dict[str, str], ptx: str) -> set[str
             waited = "ret;" in line  # what follows the jump is reached by another path
         code = line.split("//")[0]
         if not waited:
-            assert not re.search(r"(st|atom|red)\.global|cp\.async", code), code
+            assert not re.search(r"(st|atom|red)\.global|cp\.async(?!\.bulk\.prefetch)", code), code
         target, *operands = re.findall(r"%\w+", re.sub(r"@!?%\w+", "", code)) or [""]
         if "ld.global" in code:
             address = sources.get(re.findall(r"\[\s*(%\w+)", code)[0], set())

@@ -1,28 +1,21 @@
 """The projections of a model that take LoRA, as far as their speed goes: sizes and bytes, no weights.
 
-Read off the model's own modules on the meta device. Used by `tensorrt-lora tune` and `tensorrt-lora info --plan`.
+Read off the model's own modules, so any device will do. Used to choose and to measure plans.
 """
 
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
-import torch
+from torch import nn
 
-from tensorrt_lora.config.model_config import ModelConfig
-from tensorrt_lora.config.model_presets import find_preset
 from tensorrt_lora.lora.layer import LoraLayer
 from tensorrt_lora.lora.lora_plans import ProjectionShape
 from tensorrt_lora.lora.module_types import LoraModuleType
-from tensorrt_lora.models.auto_model import create_model
-from tensorrt_lora.models.gguf import resolve_checkpoint
 from tensorrt_lora.modules.linear_weights import LinearWeights
-from tensorrt_lora.utils.device import resolve_dtype
 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """One weight and the LoRA layers beside it."""
+    """One weight and the LoRA layer beside it."""
 
     hf_names: tuple[str, ...]
     """Of the projections that are stored as this one weight."""
@@ -46,21 +39,8 @@ class Projection:
         return self.in_features * sum(self.output_sizes) * self.itemsize
 
 
-def preset_projections(preset: str) -> list[Projection]:
-    """The projections of a preset's decoder layers. Raises ValueError for an unknown preset."""
-    with tempfile.TemporaryDirectory() as directory:
-        return _projections(ModelConfig.from_pretrained(str(find_preset(preset).write(Path(directory)))))
-
-
-def model_projections(model: str) -> list[Projection]:
-    """The same of a checkpoint directory, .gguf file or hub id. Raises ValueError for one that is not served."""
-    return _projections(ModelConfig.from_pretrained(str(resolve_checkpoint(model, with_weights=False))))
-
-
-def _projections(config: ModelConfig) -> list[Projection]:
+def find_projections(model: nn.Module) -> list[Projection]:
     """Those that differ, in the order of the model; the embedding and the head are none."""
-    dtype = resolve_dtype("auto", config.torch_dtype, torch.device("cuda"))
-    model = create_model(config, dtype=dtype, device=torch.device("meta"), attn_backend="VANILLA")
     modules = dict(model.named_modules())
     found: dict[Projection, None] = {}
     for path, lora in modules.items():
