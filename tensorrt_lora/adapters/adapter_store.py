@@ -6,21 +6,18 @@ loaded, kept and evicted like any one adapter. Knows no checkpoint formats and n
 """
 
 import threading
-from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from time import perf_counter
 
 from tensorrt_lora.adapters.adapter_error import AdapterError
 from tensorrt_lora.adapters.adapter_handle import AdapterHandle, AdapterRequest, AdapterSource, adapter_ids, source_of
 from tensorrt_lora.adapters.adapter_listing import list_adapters
 from tensorrt_lora.adapters.adapter_registry import AdapterRegistry
+from tensorrt_lora.adapters.adapter_source_reader import AdapterSourceReader, CombineAdapters, ReadAdapter
 from tensorrt_lora.adapters.adapter_status import AdapterStatus
 from tensorrt_lora.adapters.host_cache import HostCache
 from tensorrt_lora.adapters.load_queue import AdapterLoad, LoadQueue
 from tensorrt_lora.lora.adapter_slot_manager import AdapterKey
-from tensorrt_lora.lora.adapter_weights import AdapterWeights
-from tensorrt_lora.lora_request import LoRARequest, WeightedLoRARequests
-from tensorrt_lora.utils.logger import logger
+from tensorrt_lora.lora_request import LoRARequest
 from tensorrt_lora.utils.thread_priority import lower_priority
 
 _CLOSED = "the adapter store is closed"
@@ -34,8 +31,7 @@ class AdapterStore:
     What was read waits for room on its loader thread, so no more than one adapter per thread is outside the limits.
 
     Args:
-        read: reads and checks an adapter; raises AdapterError. Runs on the loader threads, several calls at a time.
-        combine: makes one adapter of several, in the order of the request's parts; the same holds for it.
+        read, combine: as in `AdapterSourceReader`; they run on the loader threads, several calls at a time.
         max_adapters: in host memory at once (`LoraConfig.max_cpu_loras`); None: as many as the bytes allow.
         max_bytes: of their weights (`PeftCacheConfig.host_cache_size`).
         num_loaders: loads at a time.
@@ -43,23 +39,20 @@ class AdapterStore:
 
     def __init__(
         self,
-        read: Callable[[LoRARequest], AdapterWeights],
+        read: ReadAdapter,
         *,
         max_adapters: int | None,
         max_bytes: int,
-        combine: Callable[[WeightedLoRARequests, Sequence[AdapterWeights]], AdapterWeights] | None = None,
+        combine: CombineAdapters | None = None,
         num_loaders: int = _NUM_LOADERS,
     ) -> None:
-        self._read = read
-        self._combine = combine
+        self._reader = AdapterSourceReader(read, combine, self._peek, max_bytes=max_bytes)
         self._cache = HostCache(max_adapters=max_adapters, max_bytes=max_bytes)
         self._registry = AdapterRegistry()
         self._queue = LoadQueue()
         self._arrived: list[AdapterHandle] = []  # read, and waiting for room, in this order
         self._changed = threading.Condition()
         self._closed = False
-        self.num_loads = 0
-        self.load_seconds = 0.0
         self._threads = [
             threading.Thread(target=self._run, name=f"adapter-loader-{index}", daemon=True)
             for index in range(num_loaders)
@@ -170,6 +163,16 @@ class AdapterStore:
         return self._cache.max_bytes
 
     @property
+    def num_loads(self) -> int:
+        """Adapters and combinations read so far."""
+        return self._reader.num_loads
+
+    @property
+    def load_seconds(self) -> float:
+        """The time that reading took, summed over loads that ran side by side."""
+        return self._reader.load_seconds
+
+    @property
     def num_evictions(self) -> int:
         with self._changed:
             return self._cache.num_evictions
@@ -242,39 +245,16 @@ class AdapterStore:
             if not is_needed:
                 served = self._finish(load)
         if is_needed:
-            handle = self._load(load.request)
+            handle = self._reader.load(load.request)
             with self._changed:
                 self._wait_for_room(load, handle)
                 served = self._finish(load)
         for waiter, granted in served:
             waiter.set_result(granted)
 
-    def _load(self, request: AdapterRequest) -> AdapterHandle:
-        start = perf_counter()
-        if isinstance(request, LoRARequest):
-            weights = self._read(request)
-        else:
-            assert self._combine is not None, "this store was made without a way to combine adapters"
-            weights = self._combine(request, [self._weights_of(part) for part in _parts(request)])
-        handle = AdapterHandle.create(request, weights)
-        seconds = perf_counter() - start
+    def _peek(self, adapter_id: int) -> AdapterHandle | None:
         with self._changed:
-            self.num_loads += 1
-            self.load_seconds += seconds
-        handle.check_size(request, self._cache.max_bytes)
-        logger.info(
-            "adapter %r: %.1f MiB in host memory after %.0f ms",
-            request.name,
-            handle.host_bytes / 2**20,
-            seconds * 1e3,
-        )
-        return handle
-
-    def _weights_of(self, part: LoRARequest) -> AdapterWeights:
-        """A part's weights from memory, or else from disk without staying in memory: it may not be used alone."""
-        with self._changed:
-            resident = self._cache.peek(part.lora_int_id)
-        return self._read(part) if resident is None else resident.weights
+            return self._cache.peek(adapter_id)
 
     def _wait_for_room(self, load: AdapterLoad, handle: AdapterHandle) -> None:
         """Until it is in the cache, or nobody wants it. Under the lock, which it lets go of while it waits."""

@@ -1,7 +1,8 @@
 """Attention through FlashInfer 0.6: bfloat16, head size 128, any head group, eager or in a CUDA graph.
 
-A layer of a decode step is two kernels: attend, merge split results. Contexts of eager steps have a kernel of their
-own (FlashAttention 3 on Hopper, which never splits). Plans are made once a step for all layers. From Hopper on
+Decode steps of few requests have a kernel of our own and no plan (`kernels/decode_attention.py`). A layer of any other
+decode step is two kernels: attend, merge split results. Contexts of eager steps have a kernel of their own
+(FlashAttention 3 on Hopper, which never splits). Plans are made once a step for all layers. From Hopper on
 FlashInfer launches its FlashAttention 2 kernels before their predecessor has finished, unless told otherwise: they wait
 before they read a query, key or value. Plans and page tables are read before that; they are copied before the step's
 first kernel starts.
@@ -17,6 +18,8 @@ from tensorrt_lora.attention_backend.flashinfer_workspace import FlashInferWorks
 from tensorrt_lora.attention_backend.host_arrays import pinned_int32
 from tensorrt_lora.attention_backend.interface import AttentionBackend, AttentionBatch, AttentionMetadata
 from tensorrt_lora.attention_backend.planning_turns import PlanningTurns
+from tensorrt_lora.kernels.decode_attention import HeadNormRope, PageTables, fused_decode_attention
+from tensorrt_lora.kernels.decode_attention_config import MAX_FUSED_REQUESTS, serves_head_group
 
 if TYPE_CHECKING:
     from flashinfer import BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper
@@ -40,11 +43,12 @@ class FlashInferAttentionMetadata(AttentionMetadata):
     For a graph of decode rows, `max_num_requests` is its batch size; smaller batches are filled up with rows of
     length 1 on page 0.
 
-    Bit-equality of eager and captured steps: a plan's split of the KV is a function of the batch size, the
-    lengths and the number of SMs, the same with and without a graph, so equal batches (padding rows included)
-    give equal bits. FlashInfer's two ways to fix the split further do not go with graphs: `fixed_split_size`
-    fails as soon as a batch needs more blocks than the graph has, and `disable_split_kv` leaves the graph's
-    surplus blocks unmasked; without splits, a long request alone would also use one block per key head. Hence
+    Bit-equality of eager and captured steps: our kernel splits the KV by the batch size and a request's own length.
+    A plan's split is a function of the batch size, the lengths and the number of SMs, the same with and without a
+    graph. So equal batches (padding rows included) give equal bits. FlashInfer's two ways to fix the split further do
+    not go with graphs: `fixed_split_size` fails as soon as a batch needs more blocks than the graph has, and
+    `disable_split_kv` leaves the graph's surplus blocks unmasked; without splits, a long request alone would also
+    use one block per key head. Hence
     results may differ in the last bits between batch sizes.
 
     Args:
@@ -89,7 +93,14 @@ class FlashInferAttentionMetadata(AttentionMetadata):
         self._prefill: PlanningTurns[BatchPrefillWithPagedKVCacheWrapper] | None = None
         if not use_cuda_graph:
             self._prefill = PlanningTurns(self._create_prefill_wrapper(), self._create_prefill_wrapper())
-        self._decode = PlanningTurns(self._create_decode_wrapper(), self._create_decode_wrapper())
+        self._fuses_decode = use_cuda_graph and self._may_fuse(max_num_requests)
+        self._decode: PlanningTurns[BatchDecodeWithPagedKVCacheWrapper] | None = None
+        if not self._fuses_decode:
+            self._decode = PlanningTurns(self._create_decode_wrapper(), self._create_decode_wrapper())
+
+    @property
+    def fuses_decode(self) -> bool:
+        return self._fuses_decode
 
     def create_cuda_graph_metadata(self, batch_size: int) -> "FlashInferAttentionMetadata":
         """The metadata of a graph of `batch_size` decode rows that shares this object's workspace."""
@@ -125,19 +136,36 @@ class FlashInferAttentionMetadata(AttentionMetadata):
         host = self._workspace.step.write(batch, self.page_size)
         self._step = self._workspace.step.views(batch.num_tokens, batch.num_requests)
         self.cache_slots[: batch.num_tokens].copy_(self._step.cache_slots)
+        if not self.use_cuda_graph:
+            self._fuses_decode = batch.num_contexts == 0 and self._may_fuse(batch.num_requests)
+        if self._fuses_decode:
+            return
         if self.use_cuda_graph:
             self._plan_graph(host)
         else:
             self._plan_eager(batch, host)
 
+    def decode(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, norm_rope: HeadNormRope, kv_cache: torch.Tensor
+    ) -> torch.Tensor:
+        """All of a fused step's attention, as `AttentionBackend.decode`, over one layer's cache."""
+        assert self._fuses_decode
+        pages = PageTables(self._step.indptr, self._step.page_ids, self._step.last_page_len)
+        return fused_decode_attention(q, k, v, norm_rope, kv_cache, pages, self._workspace.decode)
+
     def attend(self, q: torch.Tensor, kv_cache: torch.Tensor, output: torch.Tensor) -> None:
         """Attention of `q` [T, H, D] over one layer's cache, into `output` [T, H, D]."""
+        assert not self._fuses_decode, "nothing was planned"
         split = self._num_context_tokens
         if split > 0:
             assert self._prefill is not None
             self._prefill.planned.run(q[:split], kv_cache, out=output[:split])
         if split < self.num_tokens:
+            assert self._decode is not None
             self._decode.planned.run(q[split:], kv_cache, out=output[split:])
+
+    def _may_fuse(self, num_requests: int) -> bool:
+        return num_requests <= MAX_FUSED_REQUESTS and serves_head_group(self.num_heads, self.num_kv_heads)
 
     def _plan_eager(self, batch: AttentionBatch, host: StepArrays[np.ndarray]) -> None:
         contexts = self._num_contexts
@@ -162,6 +190,7 @@ class FlashInferAttentionMetadata(AttentionMetadata):
                     max_token_per_sequence=max(batch.query_lens),
                 )
         if contexts < batch.num_requests:
+            assert self._decode is not None
             with self._decode.next() as decode:
                 decode.plan(
                     indptr[contexts:],
@@ -178,6 +207,7 @@ class FlashInferAttentionMetadata(AttentionMetadata):
     def _plan_graph(self, host: StepArrays[np.ndarray]) -> None:
         # The fast form leaves the wrapper's device buffers alone: they are the views that `write` has just
         # filled. It reads the two host arrays and copies nothing of them.
+        assert self._decode is not None
         indptr = torch.from_numpy(host.indptr)
         with self._decode.next() as decode:
             self._flashinfer.fast_decode_plan(
@@ -254,3 +284,15 @@ class FlashInferAttention(AttentionBackend):
         output = q.new_empty(query.shape)
         metadata.attend(query, metadata.kv_cache[self.layer_idx], output)
         return output.view(num_tokens, -1)
+
+    def decode(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        norm_rope: HeadNormRope,
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:
+        assert isinstance(metadata, FlashInferAttentionMetadata)
+        assert q.shape[0] == metadata.num_tokens, f"{q.shape[0]} rows, prepared for {metadata.num_tokens}"
+        return metadata.decode(q, k, v, norm_rope, metadata.kv_cache[self.layer_idx])

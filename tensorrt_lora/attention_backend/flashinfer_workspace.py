@@ -14,6 +14,8 @@ import numpy as np
 import torch
 
 from tensorrt_lora.attention_backend.interface import AttentionBatch, compute_cache_slots
+from tensorrt_lora.kernels.decode_attention_config import MAX_FUSED_REQUESTS
+from tensorrt_lora.kernels.decode_attention_workspace import DecodeAttentionWorkspace
 from tensorrt_lora.utils.pinned_staging import PinnedStaging
 
 Array = TypeVar("Array", np.ndarray, torch.Tensor)
@@ -94,7 +96,7 @@ class StepBuffer:
 
 
 class FlashInferWorkspace:
-    """The step buffer and FlashInfer's scratch memory.
+    """The step buffer, FlashInfer's scratch memory, and that of our decode kernel.
 
     Args:
         kv_cache: [layers, pages, 2, page_size, K, D].
@@ -113,6 +115,7 @@ class FlashInferWorkspace:
         )
         self.float_buffer = torch.zeros(float_bytes, dtype=torch.uint8, device=device)
         self.plan_buffer = torch.empty(_PLAN_BYTES, dtype=torch.uint8, device=device)
+        self.decode = DecodeAttentionWorkspace.create(kv_cache, num_heads, min(max_num_requests, MAX_FUSED_REQUESTS))
         self.step = StepBuffer(
             max_num_tokens=max_num_tokens,
             # A graph may have one request more, which owns the rows of padding.

@@ -1,8 +1,8 @@
 """What attention needs per batch, and the contract of a backend.
 
 The engine fills an `AttentionBatch` with host integers and hands it to `AttentionMetadata.prepare` once a
-step; every layer then calls its `AttentionBackend.forward` with that metadata. Knows neither requests nor
-models.
+step; every layer then calls its `AttentionBackend.forward`, or `decode`, with that metadata. Knows neither requests
+nor models.
 
 Shapes: T tokens of the step, H query heads, K key/value heads, D head size.
 The KV cache is one tensor [layers, pages, 2 (key, value), page_size, K, D] in the model's dtype. Page 0
@@ -16,6 +16,8 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+
+from tensorrt_lora.kernels.decode_attention import HeadNormRope
 
 
 @dataclass(slots=True)
@@ -97,6 +99,14 @@ class AttentionMetadata(ABC):
     def head_dim(self) -> int:
         return self.kv_cache.shape[5]
 
+    @property
+    def fuses_decode(self) -> bool:
+        """Whether layers call `AttentionBackend.decode` in the step that was prepared, or else `forward`.
+
+        A captured graph keeps the answer of its capture, so there it may not change.
+        """
+        return False
+
     @abstractmethod
     def prepare(self, batch: AttentionBatch) -> None:
         """Describe the next forward: set `num_tokens`, fill `cache_slots` and the backend's own buffers.
@@ -147,3 +157,27 @@ class AttentionBackend(ABC):
         Returns:
             [T, H * D], contiguous.
         """
+
+    def decode(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        norm_rope: HeadNormRope,
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:
+        """Attend as `forward` does, from projections: heads are normalised and rotated here, and the cache is written.
+
+        Only where `metadata.fuses_decode`.
+
+        Args:
+            q: [T, H * D], rows may be strided.
+            k: [T, K * D], likewise.
+            v: [T, K * D], likewise.
+            norm_rope: of these T tokens.
+            metadata: as for `forward`.
+
+        Returns:
+            [T, H * D], contiguous.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no fused decode")

@@ -16,7 +16,7 @@ from tensorrt_lora.config.strict_base_model import StrictBaseModel
 
 
 @dataclass(slots=True, kw_only=True)
-class BenchHeader:
+class RunHeader:
     """The run.
 
     Attributes:
@@ -24,8 +24,6 @@ class BenchHeader:
         command: as it was typed.
         commit: of the code; None if unknown.
         options: of the benchmark, by name.
-        load_seconds: start-up without the capture of graphs.
-        graph_memory: bytes that each captured graph took, by batch size (for a prefill: tokens) and plan.
     """
 
     record: str = field(default="header", init=False)
@@ -36,9 +34,6 @@ class BenchHeader:
     hardware: dict[str, str]
     versions: dict[str, str]
     options: dict[str, object]
-    load_seconds: float
-    capture_seconds: float
-    graph_memory: dict[str, int]
 
     def environment_facts(self) -> Iterator[tuple[str, str]]:
         """Name and text of what a reader compares runs by."""
@@ -46,6 +41,20 @@ class BenchHeader:
         yield "started", self.started
         yield "hardware", ", ".join(f"{name} {value}" for name, value in self.hardware.items())
         yield "versions", ", ".join(f"{name} {value}" for name, value in self.versions.items())
+
+
+@dataclass(slots=True, kw_only=True)
+class BenchHeader(RunHeader):
+    """A run of an engine in the measuring process.
+
+    Attributes:
+        load_seconds: start-up without the capture of graphs.
+        graph_memory: bytes that each captured graph took, by batch size (for a prefill: tokens) and plan.
+    """
+
+    load_seconds: float
+    capture_seconds: float
+    graph_memory: dict[str, int]
 
     def start_up_facts(self) -> Iterator[tuple[str, str]]:
         """Name and text of what happened before the first measurement."""
@@ -72,7 +81,7 @@ def describe_run(
         bench=bench,
         command=command,
         commit=commit,
-        started=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        started=now(),
         hardware=hardware(),
         versions=versions(),
         options=options.model_dump(mode="json"),
@@ -83,6 +92,11 @@ def describe_run(
             for key, memory in graphs.graph_memory.items()
         },
     )
+
+
+def now() -> str:
+    """UTC, ISO 8601."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
 def write_json_lines(path: Path, entries: Sequence[dict[str, object]]) -> None:

@@ -17,6 +17,7 @@ class KernelKind(Enum):
 # The first match wins: a LoRA kernel may have more in its name than that it is one.
 _PATTERNS: tuple[tuple[KernelKind, re.Pattern[str]], ...] = (
     (KernelKind.PROJECTION, re.compile("lora_linear")),  # base and LoRA in one launch
+    (KernelKind.OTHER, re.compile("lora_silu_and_mul")),  # likewise
     (KernelKind.LORA, re.compile("lora", re.IGNORECASE)),
     (KernelKind.ATTENTION, re.compile(r"attention|BatchDecode|BatchPrefill|MergeState|flash_fwd|fmha")),
     (KernelKind.PROJECTION, re.compile(r"nvjet|gemm|gemv|cutlass|cublas|splitK|streamed_linear", re.IGNORECASE)),

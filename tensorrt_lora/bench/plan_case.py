@@ -1,6 +1,7 @@
 """One projection with its LoRA, in a chain of links that is what a step makes of it, for every plan.
 
-A link is a small kernel that makes the projection's input, as a norm does in a model, and the projection with its LoRA.
+A link is a small kernel that makes the projection's input, as a norm does in a model, and the projection with its LoRA;
+behind gate and up, in all plans and without LoRA, also the product that reads their output, for a plan may expand there.
 Everything is the engine's own: `Linear`, the slot tables, the batch, the dispatcher. So a link pays what a step pays:
 launches, fork and join, and whether kernels may be launched early. Called by `PlanBench`; measures nothing.
 """
@@ -21,8 +22,10 @@ from tensorrt_lora.lora.layer import LoraLayer
 from tensorrt_lora.lora.lora_params import LoraParams
 from tensorrt_lora.lora.lora_plan import LoraPlan
 from tensorrt_lora.lora.lora_plans import LoraPlans
+from tensorrt_lora.lora.module_types import LoraModuleType
 from tensorrt_lora.models.projection import Projection
 from tensorrt_lora.modules.fp8_linear_method import Fp8LinearMethod
+from tensorrt_lora.modules.gated_mlp import silu_and_mul_with
 from tensorrt_lora.modules.linear import Linear
 from tensorrt_lora.utils.multi_stream_utils import create_aux_stream, with_multi_stream
 
@@ -32,7 +35,7 @@ _DTYPE = torch.bfloat16
 _EPS = 1e-6
 
 Link = Callable[[], Tensor]
-"""Computes [tokens, out] of one copy of the projection."""
+"""Computes [tokens, out] of one copy of the projection; of gate and up silu(gate) * up."""
 
 
 class PlanCase:
@@ -57,6 +60,7 @@ class PlanCase:
         copies: int | None = None,
     ) -> None:
         self._projection = projection
+        self._is_gated = LoraModuleType.MLP_GATE in projection.module_types
         self._num_adapters = num_adapters
         self._device = device
         self._generator = torch.Generator(device).manual_seed(0)
@@ -99,11 +103,12 @@ class PlanCase:
         self._params.write_batch(np.arange(tokens, dtype=np.int32) % num_adapters)
 
     def plans(self) -> list[LoraPlan]:
-        """Those that differ for this projection and batch: FUSED may have to run as another."""
+        """Those that differ for this projection and batch: the others would have to run as one of them."""
         assert self._params is not None
         base = self._linears[0].base(self._x)
         can_fuse = base.can_fuse(self._params.layer_info[self._lora.key(0)])
-        return [plan for plan in LoraPlan if can_fuse or plan is not LoraPlan.FUSED]
+        plans = [plan for plan in LoraPlan if can_fuse or not plan.shares_base_launch]
+        return [plan for plan in plans if self._is_gated or plan is not LoraPlan.EXPAND_IN_CONSUMER]
 
     def links(self, plan: LoraPlan | None) -> list[Link]:
         """A link for each copy; None is the base alone."""
@@ -116,7 +121,13 @@ class PlanCase:
         def run() -> Tensor:
             normed, quantized = rms_norm(x, self._norm_weight, _EPS, linear.input_quantization)
             with with_multi_stream(True):
-                return linear(normed, lora_params, copy, quantized)
+                if not self._is_gated:
+                    return linear(normed, lora_params, copy, quantized)
+                base = linear.base(normed, quantized)
+                gate_up, pending = self._lora.forward_deferred(base, lora_params, copy)
+            # What follows reads its input as this projection does.
+            product, _ = silu_and_mul_with(pending, gate_up, linear.input_quantization)
+            return product
 
         return run
 

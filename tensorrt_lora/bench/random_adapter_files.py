@@ -33,11 +33,14 @@ class RandomAdapterFiles:
     @classmethod
     def of_size(cls, model: str, megabytes: int) -> "RandomAdapterFiles":
         """Adapters of about that many MB (10^6 bytes) for a checkpoint; at least rank 1."""
-        config = ModelConfig.from_pretrained(str(resolve_checkpoint(model, with_weights=False)))
-        skeleton = create_model(config, dtype=torch.float32, device=torch.device("meta"), attn_backend="VANILLA")
-        sites = {name: site for name, site in find_lora_sites(skeleton).items() if ".layers." in name}
+        sites = _layer_sites(model)
         values_per_rank = sum(site.in_features + site.out_features for site in sites.values())
         return cls(sites, max(1, round(megabytes * 10**6 / (4 * values_per_rank))))
+
+    @classmethod
+    def of_rank(cls, model: str, rank: int) -> "RandomAdapterFiles":
+        """Adapters of a rank for a checkpoint, in bfloat16."""
+        return cls(_layer_sites(model), rank, torch.bfloat16)
 
     def write(self, directory: Path, *, seed: int) -> Path:
         """Write one adapter; returns its directory. B is small, so that the model goes on as before."""
@@ -59,3 +62,10 @@ class RandomAdapterFiles:
         }
         (directory / "adapter_config.json").write_text(json.dumps(fields), encoding="utf-8")
         return directory
+
+
+def _layer_sites(model: str) -> dict[str, LoraSite]:
+    """The seven projections of every layer of a checkpoint's model, by Hugging Face name."""
+    config = ModelConfig.from_pretrained(str(resolve_checkpoint(model, with_weights=False)))
+    skeleton = create_model(config, dtype=torch.float32, device=torch.device("meta"), attn_backend="VANILLA")
+    return {name: site for name, site in find_lora_sites(skeleton).items() if ".layers." in name}

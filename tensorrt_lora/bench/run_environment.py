@@ -15,10 +15,10 @@ def hardware() -> dict[str, str]:
     return {**device_facts(), "machine": platform.machine(), "system": platform.platform()}
 
 
-def versions() -> dict[str, str]:
-    """Python and the packages that speed depends on; "not installed" where one is missing."""
+def versions(*more: str) -> dict[str, str]:
+    """Python and the packages that speed depends on, and `more`; "not installed" where one is missing."""
     found = {"python": platform.python_version()}
-    for package in _PACKAGES:
+    for package in (*_PACKAGES, *more):
         try:
             found[package] = version(package)
         except PackageNotFoundError:

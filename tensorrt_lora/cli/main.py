@@ -20,6 +20,7 @@ from tensorrt_lora.cli.kernels import kernels
 from tensorrt_lora.cli.manifest import manifest
 from tensorrt_lora.cli.prefill import prefill
 from tensorrt_lora.cli.serve import serve
+from tensorrt_lora.cli.serve_bench import serve as serve_bench
 from tensorrt_lora.cli.startup import startup
 from tensorrt_lora.cli.throughput import throughput
 from tensorrt_lora.cli.trace import trace
@@ -53,7 +54,7 @@ for _command in (serve, generate, manifest, info, trace, tune):
     app.command()(_with_user_errors(_command))
 
 _bench = typer.Typer(name="bench", help="How fast the engine is.", no_args_is_help=True)
-for _measurement in (latency, prefill, throughput, kernels, startup):
+for _measurement in (latency, prefill, throughput, serve_bench, kernels, startup):
     _bench.command()(_with_user_errors(_measurement))
 app.add_typer(_bench)
 

@@ -127,8 +127,7 @@ def _silu_and_mul_kernel(
     row = gate_up + token * gate_up_stride + column
     gate = tl.load(row, mask=live, other=0.0).to(tl.float32)
     up = tl.load(row + WIDTH, mask=live, other=0.0).to(tl.float32)
-    silu = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
-    product = (silu * up).to(dtype)
+    product = silu_product(gate, up, dtype)
     tl.store(out + token * WIDTH + column, product, mask=live)
 
     if QUANTIZE == "token":
@@ -140,3 +139,10 @@ def _silu_and_mul_kernel(
         quantized = divide_to_fp8(product, row_scale, values.dtype.element_ty, BOUNDED=False)
         tl.store(values + token * WIDTH + column, quantized, mask=live)
         tl.store(scale + token, row_scale, mask=part == 0)
+
+
+@triton.jit
+def silu_product(gate, up, dtype: tl.constexpr):
+    """silu(gate) * up of float32 values, rounded to `dtype` as the op rounds."""
+    silu = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
+    return (silu * up).to(dtype)

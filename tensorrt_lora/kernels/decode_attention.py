@@ -7,6 +7,7 @@ token each, H query heads, K key/value heads, G = H / K, D head size.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import triton
@@ -17,8 +18,10 @@ from tensorrt_lora.kernels.decode_attention_config import BLOCK_HEADS, decode_at
 from tensorrt_lora.kernels.decode_attention_workspace import DecodeAttentionWorkspace
 from tensorrt_lora.kernels.dispatch import use_triton
 from tensorrt_lora.kernels.paged_attention import chunk_mask, prefill_attention
+from tensorrt_lora.kernels.paged_tile import cache_row, cache_rows, load_tile, prefetch_tile
 from tensorrt_lora.kernels.programmatic_launch import launch_options, programmatic_launch
 from tensorrt_lora.kernels.qk_norm_rope import KvCacheWrite, load_halves, norm_rope_halves, qk_norm_rope_reference
+from tensorrt_lora.kernels.split_softmax import attend, merge_slices, store_slice
 
 
 @dataclass(slots=True)
@@ -101,7 +104,7 @@ def fused_decode_attention_reference(
     """The same in torch, one request after the other; needs no workspace."""
     head_dim, page_size = kv_cache.shape[-1], kv_cache.shape[2]
     bounds = pages.indptr.tolist()
-    page_ids = [pages.page_ids[start:stop].long() for start, stop in zip(bounds[:-1], bounds[1:], strict=True)]
+    page_ids = [pages.page_ids[start:stop].long() for start, stop in pairwise(bounds)]
     last_page_len = pages.last_page_len.long()
     newest_pages = torch.stack([ids[-1] for ids in page_ids]) if page_ids else last_page_len
     q, k = q.clone(), k.clone()
@@ -241,15 +244,14 @@ def _fused_decode_attention_kernel(
     # Nobody reads the newest token from the cache: the last slice computes it and adds it from registers.
     last = tl.minimum(first + width, newest)
     is_newest = split == slices - 1
-    newest_row = _cache_row(pages, newest, is_newest, PAGE_SIZE)
-    rows = _cache_rows(pages, first, last, PAGE_SIZE, BLOCK_TOKENS)
-    next_rows = _cache_rows(pages, first + BLOCK_TOKENS, last, PAGE_SIZE, BLOCK_TOKENS)
+    newest_row = cache_row(pages, newest, is_newest, PAGE_SIZE)
+    rows = cache_rows(pages, first, last, PAGE_SIZE, BLOCK_TOKENS)
+    next_rows = cache_rows(pages, first + BLOCK_TOKENS, last, PAGE_SIZE, BLOCK_TOKENS)
     head_column = kv_head * HEAD_DIM
     head_cache = kv_cache + head_column
     ROW: tl.constexpr = KV_HEADS * HEAD_DIM
     if PREFETCH:
-        if first < last:
-            _prefetch_tile(head_cache, pages, first, last, ROW, HEAD_DIM, PAGE_SIZE, BLOCK_TOKENS)
+        prefetch_tile(head_cache, pages, first, last, ROW, HEAD_DIM, PAGE_SIZE, BLOCK_TOKENS)
     # Shaped as in `qk_norm_rope`, whose sums of squares have the same order: keys in the cache have the same bits.
     half = tl.broadcast_to(tl.arange(0, BLOCK_HALF)[None, :], (BLOCK_HEADS, BLOCK_HALF))
     in_half = half < HEAD_DIM // 2
@@ -262,17 +264,23 @@ def _fused_decode_attention_kernel(
     if split >= slices:
         return
 
-    # The first tile is under way while heads are normalised.
-    k_first, k_second, values = _load_tile(head_cache, rows, first, last, ROW, HEAD_DIM, PAGE_SIZE)
-    queries = q + request * q_stride + (kv_head * GROUP + head) * HEAD_DIM + half
+    # All that is read is under way before anything is computed.
     # The one key in every row: next to each query for their product.
     keys = k + request * k_stride + head_column + head * 0 + half
+    new_first = tl.load(keys, mask=in_half & is_newest, other=0.0)
+    new_second = tl.load(keys + HEAD_DIM // 2, mask=in_half & is_newest, other=0.0)
     d = tl.arange(0, BLOCK_DIM)
     has_value = (d < HEAD_DIM) & is_newest
     new_value = tl.load(v + request * v_stride + head_column + d, mask=has_value, other=0.0)
-    q_first, q_second = norm_rope_halves(queries, (head < GROUP) & in_half, q_parameters, HEAD_DIM, EPS, NORM)
-    new_first, new_second = norm_rope_halves(keys, in_half & is_newest, k_parameters, HEAD_DIM, EPS, NORM)
-    new_place = head_cache + newest_row * ROW
+    k_first, k_second, values = load_tile(head_cache, rows, first, last, ROW, HEAD_DIM, PAGE_SIZE)
+    tl.debug_barrier()  # or the assembler would move some of these loads behind the norms
+    queries = q + request * q_stride + (kv_head * GROUP + head) * HEAD_DIM + half
+    q_live = (head < GROUP) & in_half
+    q_first = tl.load(queries, mask=q_live, other=0.0)
+    q_second = tl.load(queries + HEAD_DIM // 2, mask=q_live, other=0.0)
+    q_first, q_second = norm_rope_halves(q_first, q_second, q_parameters, HEAD_DIM, EPS, NORM)
+    new_first, new_second = norm_rope_halves(new_first, new_second, k_parameters, HEAD_DIM, EPS, NORM)
+    new_place = head_cache + newest_row.to(tl.int64) * ROW
     once = (head == 0) & in_half & is_newest
     tl.store(new_place + head * 0 + half, new_first, mask=once)
     tl.store(new_place + head * 0 + half + HEAD_DIM // 2, new_second, mask=once)
@@ -289,150 +297,24 @@ def _fused_decode_attention_kernel(
     k_first = tl.where(token < last, k_first, 0.0)
     k_second = tl.where(token < last, k_second, 0.0)
     values = tl.where(token < last, values, 0.0)
-    largest, total, acc = _attend(q_first, q_second, k_first, k_second, values, first, last, largest, total, acc, SCALE)
+    largest, total, acc = attend(q_first, q_second, k_first, k_second, values, first, last, largest, total, acc, SCALE)
     for start in range(first + BLOCK_TOKENS, last, BLOCK_TOKENS):
-        k_first, k_second, values = _load_tile(head_cache, next_rows, start, last, ROW, HEAD_DIM, PAGE_SIZE)
+        k_first, k_second, values = load_tile(head_cache, next_rows, start, last, ROW, HEAD_DIM, PAGE_SIZE)
         # A tile ahead: loads that wait for a load of their own turn would not be pipelined as deep.
-        next_rows = _cache_rows(pages, start + BLOCK_TOKENS, last, PAGE_SIZE, BLOCK_TOKENS)
-        largest, total, acc = _attend(
+        next_rows = cache_rows(pages, start + BLOCK_TOKENS, last, PAGE_SIZE, BLOCK_TOKENS)
+        largest, total, acc = attend(
             q_first, q_second, k_first, k_second, values, start, last, largest, total, acc, SCALE
         )
 
     pair = request * KV_HEADS + kv_head
     pair_sums = sums + pair * (SPLITS * GROUP * HEAD_DIM)
     pair_stats = stats + pair * (SPLITS * 2 * GROUP)
-    _store_slice(pair_sums, pair_stats, split, largest, total, acc, GROUP, HEAD_DIM)
+    store_slice(pair_sums, pair_stats, split, largest, total, acc, GROUP, HEAD_DIM)
     tl.debug_barrier()  # all of the slice is written before it is counted
     if tl.atomic_add(counters + pair, 1, sem="acq_rel") != slices - 1:
         return
     tl.store(counters + pair, 0)
-    merged = _merge_slices(pair_sums, pair_stats, slices, GROUP, HEAD_DIM, SPLITS, BLOCK_GROUP, BLOCK_DIM)
+    merged = merge_slices(pair_sums, pair_stats, slices, GROUP, HEAD_DIM, SPLITS, BLOCK_GROUP, BLOCK_DIM)
     row = tl.arange(0, BLOCK_GROUP)[:, None]
     heads_out = out + (pair * GROUP + row) * HEAD_DIM + d[None, :]
     tl.store(heads_out, merged.to(out.dtype.element_ty), mask=(row < GROUP) & (d < HEAD_DIM)[None, :])
-
-
-@triton.jit
-def _cache_row(pages, token, live, PAGE_SIZE: tl.constexpr):
-    """Row of a token's key in a layer's cache, int64: a page is PAGE_SIZE keys, then PAGE_SIZE values."""
-    page = tl.load(pages + token // PAGE_SIZE, mask=live, other=0).to(tl.int64)
-    return page * (2 * PAGE_SIZE) + token % PAGE_SIZE
-
-
-@triton.jit
-def _cache_rows(pages, first, last, PAGE_SIZE: tl.constexpr, BLOCK_TOKENS: tl.constexpr):
-    """The same for a tile of tokens from `first` on; row 0 of page 0, or next to it, from `last` on."""
-    token = first + tl.arange(0, BLOCK_TOKENS)
-    return _cache_row(pages, token, token < last, PAGE_SIZE)
-
-
-@triton.jit
-def _prefetch_tile(
-    head_cache,
-    pages,
-    first,
-    last,
-    ROW: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr,
-):
-    """Ask for the first tile's keys and values; a request into the second-level cache reads nothing."""
-    lane = tl.arange(0, 2 * BLOCK_TOKENS)
-    token = tl.minimum(first + lane % BLOCK_TOKENS, last - 1)
-    row = _cache_row(pages, token, token < last, PAGE_SIZE) + lane // BLOCK_TOKENS * PAGE_SIZE
-    itemsize: tl.constexpr = head_cache.dtype.element_ty.primitive_bitwidth // 8
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; // $0",
-        "=r,l,r",
-        [(head_cache + row * ROW).to(tl.int64, bitcast=True), HEAD_DIM * itemsize],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@triton.jit
-def _load_tile(head_cache, rows, first, last, ROW: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr):
-    """(first halves of keys, second halves, values) of a tile of tokens; 0 from `last` on, whatever is there."""
-    HALF: tl.constexpr = HEAD_DIM // 2
-    BLOCK_TOKENS: tl.constexpr = rows.shape[0]
-    token = first + tl.arange(0, BLOCK_TOKENS)
-    half = tl.arange(0, triton.next_power_of_2(HALF))
-    d = tl.arange(0, triton.next_power_of_2(HEAD_DIM))
-    keys = head_cache + rows[:, None] * ROW + half[None, :]
-    in_keys = (token < last)[:, None] & (half < HALF)[None, :]
-    k_first = tl.load(keys, mask=in_keys, other=0.0)
-    k_second = tl.load(keys + HALF, mask=in_keys, other=0.0)
-    in_values = (token < last)[:, None] & (d < HEAD_DIM)[None, :]
-    values = tl.load(head_cache + (rows[:, None] + PAGE_SIZE) * ROW + d[None, :], mask=in_values, other=0.0)
-    return k_first, k_second, values
-
-
-@triton.jit
-def _attend(q_first, q_second, k_first, k_second, values, first, last, largest, total, acc, SCALE: tl.constexpr):
-    """One more tile in a running softmax, of which at least one score is finite."""
-    BLOCK_TOKENS: tl.constexpr = k_first.shape[0]
-    scores = tl.dot(q_first, tl.trans(k_first), input_precision="ieee")
-    scores = tl.dot(q_second, tl.trans(k_second), scores, input_precision="ieee")
-    token = first + tl.arange(0, BLOCK_TOKENS)
-    scores = tl.where((token < last)[None, :], scores * SCALE, -float("inf"))
-    new_largest = tl.maximum(largest, tl.max(scores, axis=1))
-    weights = tl.exp2(scores - new_largest[:, None])
-    decay = tl.exp2(largest - new_largest)
-    total = total * decay + tl.sum(weights, axis=1)
-    acc = tl.dot(weights.to(values.dtype), values, acc * decay[:, None], input_precision="ieee")
-    return new_largest, total, acc
-
-
-@triton.jit
-def _store_slice(pair_sums, pair_stats, split, largest, total, acc, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr):
-    """Leave what a slice has come to in the workspace."""
-    BLOCK_HEADS: tl.constexpr = acc.shape[0]
-    BLOCK_DIM: tl.constexpr = acc.shape[1]
-    head = tl.arange(0, BLOCK_HEADS)
-    d = tl.arange(0, BLOCK_DIM)
-    tile = pair_sums + (split * GROUP + head)[:, None] * HEAD_DIM + d[None, :]
-    tl.store(tile, acc, mask=(head < GROUP)[:, None] & (d < HEAD_DIM)[None, :])
-    slice_stats = pair_stats + split * (2 * GROUP) + head
-    tl.store(slice_stats, largest, mask=head < GROUP)
-    tl.store(slice_stats + GROUP, total, mask=head < GROUP)
-
-
-@triton.jit
-def _merge_slices(
-    pair_sums,
-    pair_stats,
-    slices,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    SPLITS: tl.constexpr,
-    BLOCK_GROUP: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
-):
-    """[BLOCK_GROUP, BLOCK_DIM] float32: the slices' sums, in order, over those of their weights."""
-    head = tl.arange(0, BLOCK_GROUP)
-    d = tl.arange(0, BLOCK_DIM)
-    split = tl.arange(0, SPLITS)
-    # Past the first-level cache, which knows nothing of what other SMs wrote.
-    largest = tl.load(
-        pair_stats + split[:, None] * (2 * GROUP) + head[None, :],
-        mask=(split < slices)[:, None] & (head < GROUP)[None, :],
-        other=-float("inf"),
-        cache_modifier=".cg",
-    )
-    largest = tl.max(largest, axis=0)
-    total = tl.where(head < GROUP, 0.0, 1.0)
-    acc = tl.zeros((BLOCK_GROUP, BLOCK_DIM), tl.float32)
-    for index in tl.static_range(SPLITS):
-        live = (head < GROUP) & (index < slices)
-        slice_stats = pair_stats + index * (2 * GROUP) + head
-        slice_largest = tl.load(slice_stats, mask=live, other=0.0, cache_modifier=".cg")
-        slice_total = tl.load(slice_stats + GROUP, mask=live, other=0.0, cache_modifier=".cg")
-        tile = pair_sums + (index * GROUP + head)[:, None] * HEAD_DIM + d[None, :]
-        in_tile = live[:, None] & (d < HEAD_DIM)[None, :]
-        slice_sum = tl.load(tile, mask=in_tile, other=0.0, cache_modifier=".cg")
-        weight = tl.where(live, tl.exp2(slice_largest - largest), 0.0)
-        total += weight * slice_total
-        acc += weight[:, None] * slice_sum
-    return acc / total[:, None]

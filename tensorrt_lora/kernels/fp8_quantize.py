@@ -144,21 +144,22 @@ def quantize_by_maxima(x: Tensor, maxima: Tensor, quantized: QuantizedActivation
 
     Args:
         x: [T, K] contiguous.
-        maxima: [T, ceil(K / PART_COLUMNS)] float32: the largest absolute value of each part of a row.
+        maxima: [T, parts] float32: the largest absolute value of each part of a row, whatever parts these are.
         quantized: written.
     """
     tokens, features = x.shape
     parts = maxima.shape[1]
-    assert x.is_contiguous() and maxima.is_contiguous() and parts == triton.cdiv(features, PART_COLUMNS)
+    assert x.is_contiguous() and maxima.is_contiguous()
     if tokens == 0:
         return
     programmatic = programmatic_launch(x)
-    _quantize_by_maxima_kernel[(tokens, parts)](
+    _quantize_by_maxima_kernel[(tokens, triton.cdiv(features, PART_COLUMNS))](
         x,
         maxima,
         quantized.values,
         quantized.scale,
         FEATURES=features,
+        PARTS=parts,
         BLOCK=PART_COLUMNS,
         BLOCK_PARTS=triton.next_power_of_2(parts),
         PROGRAMMATIC=programmatic,
@@ -174,11 +175,12 @@ def _quantize_by_maxima_kernel(
     values,
     scale,
     FEATURES: tl.constexpr,
+    PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_PARTS: tl.constexpr,
     PROGRAMMATIC: tl.constexpr,
 ):
-    """One program: one part of one token."""
+    """One program: BLOCK columns of one token."""
     if PROGRAMMATIC:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -188,7 +190,7 @@ def _quantize_by_maxima_kernel(
     live = column < FEATURES
     row = tl.load(x + token * FEATURES + column, mask=live, other=0.0)
     parts = tl.arange(0, BLOCK_PARTS)
-    of_row = tl.load(maxima + token * tl.num_programs(1) + parts, mask=parts < tl.num_programs(1), other=0.0)
+    of_row = tl.load(maxima + token * PARTS + parts, mask=parts < PARTS, other=0.0)
     row_scale = fp8_scale(largest_magnitude(of_row, axis=0))
     quantized = divide_to_fp8(row, row_scale, values.dtype.element_ty, BOUNDED=True)
     tl.store(values + token * FEATURES + column, quantized, mask=live)

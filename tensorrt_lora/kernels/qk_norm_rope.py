@@ -198,7 +198,9 @@ def _qk_norm_rope_kernel(
         parameters = load_halves(q_weight, angles, half, in_half, HEAD_DIM, NORM)
         if PROGRAMMATIC:
             tl.extra.cuda.gdc_wait()
-        first_query, second_query = norm_rope_halves(heads, live, parameters, HEAD_DIM, EPS, NORM)
+        first = tl.load(heads, mask=live, other=0.0)
+        second = tl.load(heads + HEAD_DIM // 2, mask=live, other=0.0)
+        first_query, second_query = norm_rope_halves(first, second, parameters, HEAD_DIM, EPS, NORM)
         tl.store(heads, first_query, mask=live)
         tl.store(heads + HEAD_DIM // 2, second_query, mask=live)
     else:
@@ -215,7 +217,9 @@ def _qk_norm_rope_kernel(
             first_value = tl.load(values, mask=live)
             second_value = tl.load(values + HEAD_DIM // 2, mask=live)
         heads = k + token * k_stride + column
-        first_key, second_key = norm_rope_halves(heads, live, parameters, HEAD_DIM, EPS, NORM)
+        first = tl.load(heads, mask=live, other=0.0)
+        second = tl.load(heads + HEAD_DIM // 2, mask=live, other=0.0)
+        first_key, second_key = norm_rope_halves(first, second, parameters, HEAD_DIM, EPS, NORM)
         tl.store(heads, first_key, mask=live)
         tl.store(heads + HEAD_DIM // 2, second_key, mask=live)
         if WRITE_KV:
@@ -244,13 +248,12 @@ def load_halves(weight, angles, half, in_half, HEAD_DIM: tl.constexpr, NORM: tl.
 
 
 @triton.jit
-def norm_rope_halves(heads, live, parameters, HEAD_DIM: tl.constexpr, EPS: tl.constexpr, NORM: tl.constexpr):
-    """Both halves of the heads at `heads` [rows, BLOCK_HALF], finished. `parameters` are those of `load_halves`."""
-    HALF: tl.constexpr = HEAD_DIM // 2
-    dtype: tl.constexpr = heads.dtype.element_ty
+def norm_rope_halves(first, second, parameters, HEAD_DIM: tl.constexpr, EPS: tl.constexpr, NORM: tl.constexpr):
+    """Both halves of heads [rows, BLOCK_HALF], finished. `parameters` are those of `load_halves`."""
+    dtype: tl.constexpr = first.dtype
     cos, sin, first_weight, second_weight = parameters
-    first = tl.load(heads, mask=live, other=0.0).to(tl.float32)
-    second = tl.load(heads + HALF, mask=live, other=0.0).to(tl.float32)
+    first = first.to(tl.float32)
+    second = second.to(tl.float32)
     if NORM:
         square_sum = tl.sum(first * first + second * second, axis=1, keep_dims=True)
         inverse_rms = tl.rsqrt(square_sum / HEAD_DIM + EPS)

@@ -68,7 +68,7 @@ def fp8_scale(amax):
 
 @triton.jit
 def divide_to_fp8(x, scale, dtype: tl.constexpr, BOUNDED: tl.constexpr):
-    """x / scale in float32, rounded to `dtype`, cut off at its largest value: BOUNDED says that there is nothing to cut.
+    """x / scale in float32, rounded to `dtype`, cut off at its largest value. BOUNDED: nothing is beyond it.
 
     An IEEE division is thirteen instructions. A product and its correction, three, give the same float8 values for an x
     of up to 11 significant bits and a scale within 2^-90 and 2^126. For the corrected quotient is rounded once, from
@@ -96,9 +96,7 @@ def divide_to_fp8(x, scale, dtype: tl.constexpr, BOUNDED: tl.constexpr):
 
 
 @triton.jit
-def store_fp8_chunks(
-    chunks, scale, values, column, WIDTH: tl.constexpr, CHUNKS: tl.constexpr, BOUNDED: tl.constexpr
-):
+def store_fp8_chunks(chunks, scale, values, column, WIDTH: tl.constexpr, CHUNKS: tl.constexpr, BOUNDED: tl.constexpr):
     """A row, as `load_chunks` takes it, under one scale; `values` points to its first one."""
     for chunk in tl.static_range(CHUNKS):
         at = chunk * column.shape[0] + column

@@ -17,7 +17,6 @@ from tensorrt_lora.kernels.programmatic_launch import launch_options, programmat
 from tensorrt_lora.kernels.quantized_activation import (
     ActivationQuantization,
     QuantizedActivation,
-    divide_to_fp8,
     fp8_scale,
     largest_magnitude,
     store_fp8_chunks,
@@ -165,11 +164,11 @@ def _rms_norm_kernel(
     if ADD:
         stream = residual + token * residual_stride
         residuals = load_chunks(stream, column, WIDTH, CHUNKS)
-        totals = ()
+        totals = tl.tuple(())
         for chunk in tl.static_range(CHUNKS):
             total = rows[chunk] + residuals[chunk]
             tl.store(stream + chunk * BLOCK + column, total, mask=chunk * BLOCK + column < WIDTH)
-            totals = totals + (total,)
+            totals += (total,)
         rows = totals
     squares = tl.zeros((BLOCK,), tl.float32)
     for chunk in tl.static_range(CHUNKS):
@@ -177,13 +176,13 @@ def _rms_norm_kernel(
         squares = tl.fma(value, value, squares)
     inverse_rms = tl.rsqrt(tl.sum(squares, axis=0) / WIDTH + EPS)
 
-    normed = ()
+    normed = tl.tuple(())
     largest = tl.zeros((BLOCK,), tl.float32)
     for chunk in tl.static_range(CHUNKS):
         value = (rows[chunk].to(tl.float32) * inverse_rms).to(dtype) * factors[chunk]
         tl.store(out + token * out_stride + chunk * BLOCK + column, value, mask=chunk * BLOCK + column < WIDTH)
         largest = tl.maximum(largest, tl.abs(value.to(tl.float32)))
-        normed = normed + (value,)
+        normed += (value,)
 
     values += token * WIDTH
     if QUANTIZE == "group":

@@ -18,8 +18,10 @@ class RowShape:
     """Columns of a chunk, chunks of a row (the last may be a part of one), and warps of the program.
 
     One processor has the row to itself, and its instructions are what a step with one token waits for. So few columns
-    are beyond the row (5120 are five times 1024, where one power of two would be 8192), and threads are few: each has
-    up to 20 columns, behind one address and one place in a sum or a maximum over all.
+    are beyond the row (5120 are five times 1024, where one power of two would be 8192), and threads are few, each with
+    up to 20 columns behind one address and one place in a sum or a maximum over all. Counted in the SASS of `rms_norm`
+    with sum and quantisation by token, for 5120 columns, instructions times warps by the four schedulers: 820 with
+    these 8 warps; 650 with 4, which hide less of each other's latencies, 1200 with 16; as one chunk of 8192 over 1500.
     """
 
     block: int
@@ -38,8 +40,8 @@ def row_shape(width: int) -> RowShape:
 @triton.jit
 def load_chunks(row, column, WIDTH: tl.constexpr, CHUNKS: tl.constexpr):
     """Values at `column` [block] of a row, and at what is one or more chunks further: a tuple of [block] each."""
-    chunks = ()
+    chunks = tl.tuple(())
     for chunk in tl.static_range(CHUNKS):
         at = chunk * column.shape[0] + column
-        chunks = chunks + (tl.load(row + at, mask=at < WIDTH, other=0.0),)
+        chunks += (tl.load(row + at, mask=at < WIDTH, other=0.0),)
     return chunks

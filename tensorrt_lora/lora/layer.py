@@ -1,7 +1,7 @@
 """LoRA inside a forward: the layer, and the one dispatcher that runs it beside the base projection.
 
 `Attention`, `MLP`, `GatedMLP`, `Linear`, `Embedding` and `LMHead` own `LoraLayer`s and call
-`LoraLayer.forward_with_base`; which adapter a row uses, where weights live and whether a second stream exists all come
+`LoraLayer.forward_with_base`, or its deferred form; which adapter a row uses, where weights live and whether a second stream exists all come
 in through `lora_params`.
 """
 
@@ -15,7 +15,7 @@ from torch.nn import functional
 from tensorrt_lora.kernels.linear import linear
 from tensorrt_lora.kernels.linear_weight import LinearWeight
 from tensorrt_lora.kernels.lora_batch import LoraBatch, LoraTables
-from tensorrt_lora.kernels.lora_linear import can_fuse, lora_linear
+from tensorrt_lora.kernels.lora_linear import can_fuse, linear_and_shrink, lora_linear
 from tensorrt_lora.kernels.quantized_activation import QuantizedActivation
 from tensorrt_lora.lora.lora_branch import LoraBranch
 from tensorrt_lora.lora.lora_layer_key import LoraLayerKey, LoraLayerShape
@@ -23,6 +23,7 @@ from tensorrt_lora.lora.lora_params import LoraParams
 from tensorrt_lora.lora.lora_plan import LoraPlan
 from tensorrt_lora.lora.lora_plans import ProjectionShape
 from tensorrt_lora.lora.module_types import LoraModuleType
+from tensorrt_lora.lora.pending_expand import PendingExpand
 from tensorrt_lora.utils.multi_stream_utils import (
     create_event_pair,
     do_multi_stream,
@@ -55,6 +56,12 @@ class BaseProjection:
         """Base and LoRA in one launch."""
         rows = self.x.view(-1, self.x.shape[-1])
         return lora_linear(rows, self.base_input(), self.weight, tables, batch).view(*self.x.shape[:-1], -1)
+
+    def with_shrink(self, tables: LoraTables, batch: LoraBatch) -> tuple[torch.Tensor, PendingExpand]:
+        """Base and shrink in one launch: the base output [tokens, out], and what is to be added to it."""
+        rows = self.x.view(-1, self.x.shape[-1])
+        output, h = linear_and_shrink(rows, self.base_input(), self.weight, tables, batch)
+        return output, PendingExpand(h, tables, batch)
 
 
 @dataclass(slots=True)
@@ -149,7 +156,7 @@ class LoraLayer(nn.Module):
         plan = LoraPlan.SEQUENTIAL
         if do_multi_stream():
             plan = lora_params["lora_plans"].plan_for(_shape_of(base_forward, targeted[0]))
-        if plan is LoraPlan.FUSED:
+        if plan.shares_base_launch:
             if isinstance(base_forward, BaseProjection) and len(targeted) == 1 and base_forward.can_fuse(targeted[0]):
                 return base_forward.with_lora(targeted[0], params.batch)
             plan = LoraPlan.SEQUENTIAL
@@ -170,6 +177,27 @@ class LoraLayer(nn.Module):
         for branch in branches:
             branch.add_to(output)
         return output
+
+    def forward_deferred(
+        self, base: BaseProjection, lora_params: LoraParams | None, layer_idx: int
+    ) -> tuple[torch.Tensor, PendingExpand | None]:
+        """`forward_with_base` of this layer alone, for a caller whose next op can expand: `lora_silu_and_mul`.
+
+        Args:
+            base: of an input [T, in].
+
+        Returns:
+            The base output [T, out] and what that op has yet to add, where the plan is EXPAND_IN_CONSUMER and one launch
+            serves the rest of it; else the whole output and None.
+        """
+        if lora_params is not None and do_multi_stream():
+            params = lora_params["cuda_graph_params"]
+            tables = params.layer_info.get(self.key(layer_idx))
+            if tables is not None and base.can_fuse(tables):
+                plan = lora_params["lora_plans"].plan_for(_shape_of(base, tables))
+                if plan is LoraPlan.EXPAND_IN_CONSUMER:
+                    return base.with_shrink(tables, params.batch)
+        return LoraLayer.forward_with_base(base, (self,), base.x, lora_params, layer_idx), None
 
     def _parallel_events(self) -> tuple[torch.cuda.Event, torch.cuda.Event]:
         if self._par_events is None:

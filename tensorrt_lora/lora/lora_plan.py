@@ -1,4 +1,4 @@
-"""How the LoRA branch of a projection runs: after its base, beside it, or in the same kernel."""
+"""How the LoRA branch of a projection runs: after its base, beside it, or in the kernels that are there anyway."""
 
 from enum import Enum
 
@@ -19,6 +19,14 @@ class LoraPlan(Enum):
     FUSED = "fused"
     """One kernel: x @ A by its first programs, h @ B in the last steps of the base's tiles. Where a projection does not
     allow it (many tokens, an embedding), it is SEQUENTIAL."""
+
+    EXPAND_IN_CONSUMER = "expand_in_consumer"
+    """x @ A by the first programs of the base's kernel; the op that reads the output, SiLU and product, adds h @ B as it
+    does so. Where what follows is another op, it is FUSED."""
+
+    @property
+    def shares_base_launch(self) -> bool:
+        return self in (LoraPlan.FUSED, LoraPlan.EXPAND_IN_CONSUMER)
 
     @property
     def uses_aux_stream(self) -> bool:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from tensorrt_lora.attention_backend.interface import AttentionBackend, AttentionMetadata
+from tensorrt_lora.kernels.decode_attention import HeadNormRope
 from tensorrt_lora.kernels.qk_norm_rope import KvCacheWrite, qk_norm_rope
 from tensorrt_lora.kernels.quantized_activation import ActivationQuantization, QuantizedActivation
 from tensorrt_lora.lora.layer import LoraLayer
@@ -119,24 +120,41 @@ class Attention(nn.Module):
         base = self.qkv_proj.base(hidden_states, quantized)
         qkv = LoraLayer.forward_with_base(base, (self.qkv_lora,), hidden_states, lora_params, self.layer_idx)
         q, k, v = qkv.split((self.q_size, self.kv_size, self.kv_size), dim=-1)
-        kv_write = KvCacheWrite(
-            v, attn_metadata.kv_cache[self.layer_idx], attn_metadata.cache_slots[: attn_metadata.num_tokens]
-        )
-        self._norm_rotate_and_write(q, k, position_ids, kv_write)
-        output = self.attn.forward(q, attn_metadata)
+        norm_rope = self._norm_rope(position_ids)
+        if attn_metadata.fuses_decode:
+            output = self.attn.decode(q, k, v, norm_rope, attn_metadata)
+        else:
+            self._norm_rotate_and_write(q, k, v, norm_rope, attn_metadata)
+            output = self.attn.forward(q, attn_metadata)
         return self.o_proj(output, lora_params, self.layer_idx)
 
+    def _norm_rope(self, position_ids: torch.Tensor) -> HeadNormRope:
+        return HeadNormRope(
+            position_ids,
+            self.rotary_emb.cos_sin_cache,
+            q_weight=None if self.q_norm is None else self.q_norm.weight,
+            k_weight=None if self.k_norm is None else self.k_norm.weight,
+            eps=0.0 if self.q_norm is None else self.q_norm.eps,
+        )
+
     def _norm_rotate_and_write(
-        self, q: torch.Tensor, k: torch.Tensor, position_ids: torch.Tensor, kv_write: KvCacheWrite
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        norm_rope: HeadNormRope,
+        attn_metadata: AttentionMetadata,
     ) -> None:
         qk_norm_rope(
             q,
             k,
-            position_ids,
-            self.rotary_emb.cos_sin_cache,
+            norm_rope.position_ids,
+            norm_rope.cos_sin_cache,
             self.head_dim,
-            q_weight=None if self.q_norm is None else self.q_norm.weight,
-            k_weight=None if self.k_norm is None else self.k_norm.weight,
-            eps=0.0 if self.q_norm is None else self.q_norm.eps,
-            kv_write=kv_write,
+            norm_rope.q_weight,
+            norm_rope.k_weight,
+            norm_rope.eps,
+            KvCacheWrite(
+                v, attn_metadata.kv_cache[self.layer_idx], attn_metadata.cache_slots[: attn_metadata.num_tokens]
+            ),
         )

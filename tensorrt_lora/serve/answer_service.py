@@ -144,6 +144,8 @@ async def _frames(
         async for index, output in rest:
             if data := _joined(writer.chunks(index, output)):
                 yield data
+        # Before the client sees the end: its next request finds the place free.
+        running.close()
         yield _joined(writer.closing(running.outputs)) + DONE
     except ApiError as error:
         running.record.outcome = _OUTCOMES.get(error.status, "error")

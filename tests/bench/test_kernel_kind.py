@@ -10,6 +10,8 @@ from tensorrt_lora.bench.kernel_kind import KernelKind, kernel_kind, short_name
     [
         ("_lora_shrink_kernel", KernelKind.LORA),
         ("_lora_expand_kernel", KernelKind.LORA),
+        ("_lora_linear_kernel", KernelKind.PROJECTION),
+        ("_lora_silu_and_mul_kernel", KernelKind.OTHER),
         ("nvjet_tst_64x8_64x16_4x1_v_bz_TNT", KernelKind.PROJECTION),
         ("void cublasLt::splitKreduce_kernel<32, 16, int>(P)", KernelKind.PROJECTION),
         ("void gemvNSP_kernel<__nv_bfloat16, 1>(P)", KernelKind.PROJECTION),

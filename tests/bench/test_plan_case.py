@@ -21,11 +21,11 @@ def make_case(projection: Projection, *, rank: int = 16, tokens: int = 5, adapte
     return case
 
 
-@pytest.mark.parametrize("projection", [QKV, replace(GATE_UP, itemsize=1), replace(DOWN, itemsize=1), OUT])
+@pytest.mark.parametrize("projection", [QKV, replace(DOWN, itemsize=1), OUT])
 @pytest.mark.parametrize("adapters", [1, 3])
 def test_every_plan_computes_the_same(projection: Projection, adapters: int) -> None:
     case = make_case(projection, adapters=adapters)
-    assert case.plans() == list(LoraPlan)
+    assert case.plans() == [plan for plan in LoraPlan if plan is not LoraPlan.EXPAND_IN_CONSUMER]
     base = [link() for link in case.links(None)]
     sequential = [link() for link in case.links(LoraPlan.SEQUENTIAL)]
     assert len(base) == 2 and not torch.equal(base[0], base[1]), "copies differ"
@@ -37,6 +37,19 @@ def test_every_plan_computes_the_same(projection: Projection, adapters: int) -> 
             # B h is of order 1, as the base is, in every part of the output.
             for part in (output - alone).split(projection.output_sizes, dim=1):
                 assert 0.5 < part.float().std() < 2.0
+
+
+@pytest.mark.parametrize("itemsize", [1, 2])
+@pytest.mark.parametrize("adapters", [1, 3])
+def test_gate_and_up_with_their_consumer(adapters: int, itemsize: int) -> None:
+    case = make_case(replace(GATE_UP, itemsize=itemsize), adapters=adapters)
+    assert case.plans() == list(LoraPlan)
+    for link, base in zip(case.links(LoraPlan.SEQUENTIAL), case.links(None), strict=True):
+        assert link().shape == base().shape == (5, GATE_UP.output_sizes[0])
+        assert (link() - base()).float().std() > 0.5
+    for plan in case.plans():
+        for link, sequential in zip(case.links(plan), case.links(LoraPlan.SEQUENTIAL), strict=True):
+            assert torch.equal(link(), sequential())
 
 
 def test_adapters_take_turns() -> None:

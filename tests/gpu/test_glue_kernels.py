@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tensorrt_lora.kernels.activation import silu_and_mul, silu_and_mul_reference
-from tensorrt_lora.kernels.fp8_quantize import quantize
+from tensorrt_lora.kernels.fp8_quantize import quantize, quantize_reference
 from tensorrt_lora.kernels.qk_norm_rope import KvCacheWrite, qk_norm_rope, qk_norm_rope_reference
 from tensorrt_lora.kernels.quantized_activation import ActivationQuantization, QuantizedActivation
 from tensorrt_lora.kernels.rms_norm import fused_add_rms_norm, rms_norm, rms_norm_reference
@@ -103,7 +103,10 @@ def quantizations() -> list[ActivationQuantization]:
 
 def assert_is_quantised(x: Tensor, actual: QuantizedActivation | None, how: ActivationQuantization) -> None:
     assert actual is not None
-    expected = quantize(x, how)
+    assert_same_bits(actual, quantize(x, how))
+
+
+def assert_same_bits(actual: QuantizedActivation, expected: QuantizedActivation) -> None:
     assert torch.equal(actual.scale, expected.scale)
     assert torch.equal(actual.values.view(torch.uint8), expected.values.view(torch.uint8))
 
@@ -131,6 +134,27 @@ def test_fused_quantisation_has_the_bits_of_two_ops(rows: int, width: int, dtype
         assert_is_quantised(fused_x, quantized, how)
         if dtype is torch.bfloat16:
             assert torch.equal(normed, plain) and torch.equal(fused_x, plain_sum)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_every_number_is_divided_as_by_a_division(dtype: torch.dtype) -> None:
+    """Bits of float8 and of the scale, of zeros of both signs too; under the scales of largest values, and others."""
+    numbers = torch.arange(-(2**15), 2**15, device=DEVICE).to(torch.int16).view(dtype)
+    numbers = numbers[numbers.isfinite()]
+    mantissas = torch.arange(1024, 2048, 8, device=DEVICE).to(dtype)
+    for exponent in (-8, 0, 2):
+        largest = mantissas * 2.0**exponent
+        rows = torch.where(numbers.abs() <= largest[:, None], numbers, 0)
+        assert rows.abs().amax(1).equal(largest)
+        for how in (ActivationQuantization(), ActivationQuantization(by_group=True)):
+            expected = how.empty(rows)
+            quantize_reference(rows, expected.values, expected.scale, None)
+            assert_same_bits(quantize(rows, how), expected)
+    for scale in (2.0 - 2.0**-23, 1.0, 0.0123, 3e-7, 448.0):
+        how = ActivationQuantization(static_scale=torch.tensor(scale, device=DEVICE))
+        expected = how.empty(numbers[None])
+        quantize_reference(numbers[None], expected.values, expected.scale, how.static_scale)
+        assert_same_bits(quantize(numbers[None], how), expected)
 
 
 @pytest.mark.parametrize("rows", [slice(0, 1), slice(37, 38), slice(36, 100)])

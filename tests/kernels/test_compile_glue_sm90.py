@@ -14,6 +14,7 @@ from tensorrt_lora.kernels.fp8_quantize import (
     _quantize_kernel,
     quantize_shape,
 )
+from tensorrt_lora.kernels.lora_silu_and_mul import BLOCK_N
 from tensorrt_lora.kernels.qk_norm_rope import BLOCK_HEADS, _qk_norm_rope_kernel
 from tensorrt_lora.kernels.qk_norm_rope import num_warps as rope_warps
 from tensorrt_lora.kernels.rms_norm import _rms_norm_kernel
@@ -75,11 +76,13 @@ def silu_and_mul(width: int, granularity: str, element: str = "bf16") -> Launch:
     return Launch(_silu_and_mul_kernel, pointers(("gate_up", "out"), granularity, element), constants, PART_WARPS)
 
 
-def quantize_by_maxima(width: int) -> Launch:
+def quantize_by_maxima(width: int, part_columns: int) -> Launch:
+    parts = triton.cdiv(width, part_columns)
     constants: dict[str, object] = {
         "FEATURES": width,
+        "PARTS": parts,
         "BLOCK": PART_COLUMNS,
-        "BLOCK_PARTS": triton.next_power_of_2(triton.cdiv(width, PART_COLUMNS)),
+        "BLOCK_PARTS": triton.next_power_of_2(parts),
         "PROGRAMMATIC": True,
     }
     types = {"x": "bf16", "maxima": "fp32", "values": "fp8e4nv", "scale": "fp32"}
@@ -159,9 +162,10 @@ def test_other_dtypes(element: str) -> None:
         assert launch.resources().stack_bytes == 0
 
 
+@pytest.mark.parametrize("part_columns", [PART_COLUMNS, BLOCK_N])
 @pytest.mark.parametrize("width", INTERMEDIATE_SIZES)
-def test_quantize_by_maxima(width: int) -> None:
-    launch = quantize_by_maxima(width)
+def test_quantize_by_maxima(width: int, part_columns: int) -> None:
+    launch = quantize_by_maxima(width, part_columns)
     assert launch.resources().stack_bytes == 0
     assert launch.read_before_wait() == set()
 

@@ -20,9 +20,11 @@ OPS = (
     "test_rms_norm.py",
     "test_activation.py",
     "test_qk_norm_rope.py",
+    "test_decode_attention.py",
     "test_fp8_quantize.py",
     "test_linear.py",
     "test_lora_linear.py",
+    "test_lora_silu_and_mul.py",
 )
 
 

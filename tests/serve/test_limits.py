@@ -127,6 +127,16 @@ def test_who_goes_away_cancels_and_makes_room(toy: ToyServer, streams: bool) -> 
     assert toy.client.post(COMPLETIONS, json={"model": "toy", "prompt": "abc", "max_tokens": 2}).status_code == 200
 
 
+def test_a_place_is_free_when_a_client_sees_the_end(toy: ToyServer) -> None:
+    body = {"model": "toy", "prompt": "abc", "max_tokens": 2, "n": 4, "temperature": 1.0, "stream": True}
+    for _ in range(50):
+        with toy.client.stream("POST", COMPLETIONS, json=body) as response:
+            assert response.status_code == 200
+            for line in response.iter_lines():
+                if line == "data: [DONE]":
+                    break  # and on to the next request, over another connection
+
+
 def test_records_tell_what_was_counted(toy: ToyServer) -> None:
     body = {"model": "toy", "prompt": "abc", "max_tokens": 5, "n": 2, "temperature": 1.0, "stream": True}
     assert toy.client.post(COMPLETIONS, json=body).text.endswith("data: [DONE]\n\n")

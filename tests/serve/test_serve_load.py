@@ -42,7 +42,7 @@ class Load:
         return {
             "model": str(self.model),
             "device": "cpu",
-            "max_batch_size": 32,
+            "max_batch_size": NUM_CLIENTS,  # nobody waits long, so it is mostly clear which version is due
             "max_seq_len": 512,
             "lora_config": {"max_loras": 2, "max_lora_rank": 16},
         }
@@ -102,7 +102,9 @@ def check(load: Load, tmp_path: Path) -> LoadReport:
         assert server.process.wait(60) == 0
     assert report.outcomes.total() == load.num_requests
     assert 0 < report.outcomes["disconnected"] <= load.num_requests / 10
-    assert report.num_certain > 0 and all(report.num_changes[kind] > 0 for kind in ("replace", "load", "unload"))
+    assert report.num_certain >= load.num_requests / 20 and all(
+        report.num_changes[kind] > 0 for kind in ("replace", "load", "unload")
+    )
     return report
 
 

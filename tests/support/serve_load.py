@@ -22,7 +22,7 @@ from tests.support.adapter_timeline import AdapterTimeline
 
 MOVING, COMING = "moving", "coming"
 _DISCONNECT_EVERY = 10
-_CHANGE_EVERY = 4
+_CHANGE_EVERY = 10
 _TIMEOUT_S = 900.0
 
 

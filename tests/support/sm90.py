@@ -49,17 +49,24 @@ def read_before_wait(kernel: Any, pointers: dict[str, str], ptx: str) -> set[str
     names = [param.name for param in kernel.params if not param.is_constexpr]
     sources: dict[str, set[str]] = {}  # register -> pointers it was computed from
     read: set[str] = set()
-    waited = False
+    jumps: dict[str, bool] = {}  # label -> whether all paths that jump there have waited
+    waited, falls_through = False, True
     for line in ptx.splitlines():
+        if label := re.match(r"(\$L__BB\w+):", line):
+            waited = (waited or not falls_through) and jumps.get(label[1], True)
+            falls_through = True
         if parameter := re.search(r"ld\.param\S+\s+(%\w+), \[\w+_param_(\d+)\]", line):
             # Beyond the arguments are Triton's own.
             sources[parameter[1]] = set(names[int(parameter[2]) :][:1]) & pointers.keys()
             continue
         if "griddepcontrol.wait" in line:
             waited = True
-        elif re.search(r"\bret;|bra\.uni", line):
+        if jump := re.search(r"bra(?:\.uni)?\s+(\$\w+);", line):
+            jumps[jump[1]] = jumps.get(jump[1], True) and waited
+            falls_through = "@" in line
+        if "ret;" in line:
             assert waited, "a path ends without a wait"
-            waited = "ret;" in line  # what follows the jump is reached by another path
+            falls_through = False
         code = line.split("//")[0]
         if not waited:
             assert not re.search(r"(st|atom|red)\.global|cp\.async(?!\.bulk\.prefetch)", code), code
