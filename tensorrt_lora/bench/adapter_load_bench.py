@@ -1,6 +1,7 @@
 """Whether running streams notice that a large adapter loads.
 
     python -m tensorrt_lora.bench.adapter_load_bench MODEL --megabytes 500 --streams 4
+    python -m tensorrt_lora.bench.adapter_load_bench --preset qwen3-8b-bf16
 
 Streams base requests from one engine, loads, uses once and unloads adapters from disk meanwhile, and prints the time
 between tokens in each phase. Uses the public calls alone, as a server does.
@@ -22,6 +23,7 @@ from rich.table import Table
 from tensorrt_lora.bench.percentiles import Percentiles
 from tensorrt_lora.bench.random_adapter_files import RandomAdapterFiles
 from tensorrt_lora.config.lora_config import LoraConfig
+from tensorrt_lora.config.model_presets import find_preset
 from tensorrt_lora.config.peft_cache_config import PeftCacheConfig
 from tensorrt_lora.llmapi.llm import LLM
 from tensorrt_lora.lora_request import LoRARequest
@@ -143,7 +145,9 @@ class AdapterLoadBench:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Time between tokens while adapters load.")
-    parser.add_argument("model", help="checkpoint directory, .gguf file or hub id")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("model", nargs="?", help="checkpoint directory, .gguf file or hub id")
+    source.add_argument("--preset", help="instead: a model shape with dummy weights, such as qwen3-8b-bf16")
     parser.add_argument("--megabytes", type=int, default=500, help="size of each adapter's file, in 10^6 bytes")
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--loads", type=int, default=5, help="adapters that are loaded in turn")
@@ -151,15 +155,20 @@ def main() -> None:
     parser.add_argument("--executor", choices=["process", "inline"], default="process")
     parser.add_argument("--max-seq-len", type=int, default=4096)
     options = parser.parse_args()
-    files = RandomAdapterFiles.of_size(options.model, options.megabytes)
     console = Console()
     with tempfile.TemporaryDirectory() as directory:
+        model = options.model
+        if options.preset:
+            model = str(find_preset(options.preset).write(Path(directory) / options.preset))
+        files = RandomAdapterFiles.of_size(model, options.megabytes)
         adapters = [
             LoRARequest(f"random-{index}", index, str(files.write(Path(directory) / str(index), seed=index)))
             for index in range(options.loads)
         ]
         with LLM(
-            options.model,
+            model,
+            load_format="dummy" if options.preset else "auto",
+            skip_tokenizer_init=options.preset is not None,
             executor=options.executor,
             max_batch_size=options.streams + 1,
             max_seq_len=options.max_seq_len,

@@ -1,7 +1,7 @@
 """One projection with its LoRA, in a chain of links that is what a step makes of it, for every plan.
 
-A link is a small kernel that makes the projection's input, as a norm does in a model, and the projection with its LoRA;
-behind gate and up, in all plans and without LoRA, also the product that reads their output, for a plan may expand there.
+A link is a small kernel that makes the projection's input, as a norm does in a model, and the projection with its LoRA.
+Behind gate and up, with every plan and without LoRA, SiLU-and-mul is in it too, for there is a plan that expands there.
 Everything is the engine's own: `Linear`, the slot tables, the batch, the dispatcher. So a link pays what a step pays:
 launches, fork and join, and whether kernels may be launched early. Called by `PlanBench`; measures nothing.
 """

@@ -92,7 +92,9 @@ def linear_and_shrink_reference(
     x: Tensor, base_x: Tensor | QuantizedActivation, weight: LinearWeight, tables: LoraTables, batch: LoraBatch
 ) -> tuple[Tensor, Tensor]:
     """The same as two ops."""
-    slices = x.new_empty((num_splits(x.shape[0], x.shape[1], x.device), tables.num_modules, x.shape[0], tables.max_rank))
+    slices = x.new_empty(
+        (num_splits(x.shape[0], x.shape[1], x.device), tables.num_modules, x.shape[0], tables.max_rank)
+    )
     slices = slices.to(torch.promote_types(x.dtype, torch.float32))
     lora_shrink(x, tables, batch, slices)
     h_sum = sum(slices[1:], start=slices[0])

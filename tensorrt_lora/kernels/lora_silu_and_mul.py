@@ -35,7 +35,6 @@ from tensorrt_lora.kernels.quantized_activation import (
 )
 
 BLOCK_N = BLOCK  # a group of the quantisation; one token of Qwen3-32B keeps 200 programs busy
-NUM_WARPS = 4
 _MAX_BLOCK_R = 64  # rank rows of the two Bs in registers at once
 
 
@@ -50,7 +49,7 @@ def lora_silu_and_mul(
 
     Args:
         gate_up: [T, 2 * N] (gate, then up; rows may be strided), the tables' dtype.
-        h: [2, T, max_rank] of that dtype, contiguous: scaled, as `linear_and_shrink` leaves it; no other part is read.
+        h: [2, T, max_rank] of that dtype, contiguous: scaled. What `linear_and_shrink` leaves unwritten is not read.
         batch: on CUDA of tiles for decoding.
     """
     assert len(set(tables.output_sizes)) == 1 and gate_up.shape == (len(batch.token_slots), sum(tables.output_sizes))
@@ -134,7 +133,7 @@ def lora_silu_and_mul_triton(
         BLOCK_N=BLOCK_N,
         BLOCK_R=block_ranks(tables.max_rank),
         PROGRAMMATIC=programmatic,
-        num_warps=NUM_WARPS,
+        num_warps=num_warps(block_m),
         num_stages=1,
         **launch_options(programmatic),
     )
@@ -145,6 +144,11 @@ def lora_silu_and_mul_triton(
 def block_tokens(tokens: int) -> int:
     """Of a program: a tile of the batch, which a few tokens do not fill."""
     return min(triton.next_power_of_2(tokens), DECODE_TILE_SIZE)
+
+
+def num_warps(block_m: int) -> int:
+    """Eight values a thread, or fewer."""
+    return 8 if block_m == DECODE_TILE_SIZE else 4
 
 
 def block_ranks(max_rank: int) -> int:

@@ -1,8 +1,8 @@
 """LoRA inside a forward: the layer, and the one dispatcher that runs it beside the base projection.
 
 `Attention`, `MLP`, `GatedMLP`, `Linear`, `Embedding` and `LMHead` own `LoraLayer`s and call
-`LoraLayer.forward_with_base`, or its deferred form; which adapter a row uses, where weights live and whether a second stream exists all come
-in through `lora_params`.
+`LoraLayer.forward_with_base`, or its deferred form; which adapter a row uses, where weights live and whether a second
+stream exists all come in through `lora_params`.
 """
 
 from collections.abc import Callable
@@ -187,8 +187,8 @@ class LoraLayer(nn.Module):
             base: of an input [T, in].
 
         Returns:
-            The base output [T, out] and what that op has yet to add, where the plan is EXPAND_IN_CONSUMER and one launch
-            serves the rest of it; else the whole output and None.
+            The base output [T, out] and what that op has yet to add, where the plan is EXPAND_IN_CONSUMER and one
+            launch serves base and shrink; else the whole output and None.
         """
         if lora_params is not None and do_multi_stream():
             params = lora_params["cuda_graph_params"]

@@ -21,8 +21,8 @@ class LoraPlan(Enum):
     allow it (many tokens, an embedding), it is SEQUENTIAL."""
 
     EXPAND_IN_CONSUMER = "expand_in_consumer"
-    """x @ A by the first programs of the base's kernel; the op that reads the output, SiLU and product, adds h @ B as it
-    does so. Where what follows is another op, it is FUSED."""
+    """x @ A by the first programs of the base's kernel; the op that reads gate and up next adds h @ B on the way. Where
+    another op follows, it is FUSED."""
 
     @property
     def shares_base_launch(self) -> bool:

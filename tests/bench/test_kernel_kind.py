@@ -17,6 +17,7 @@ from tensorrt_lora.bench.kernel_kind import KernelKind, kernel_kind, short_name
         ("void gemvNSP_kernel<__nv_bfloat16, 1>(P)", KernelKind.PROJECTION),
         ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize64x64x64", KernelKind.PROJECTION),
         ("void flashinfer::BatchDecodeWithPagedKVCacheKernel<0>(P)", KernelKind.ATTENTION),
+        ("_fused_decode_attention_kernel", KernelKind.ATTENTION),
         ("void flashinfer::BatchPrefillWithPagedKVCacheKernel<0>(P)", KernelKind.ATTENTION),
         ("void flashinfer::PersistentVariableLengthMergeStatesKernel<8>(P)", KernelKind.ATTENTION),
         ("void at::native::vectorized_elementwise_kernel<4, F>(int)", KernelKind.ELEMENTWISE),

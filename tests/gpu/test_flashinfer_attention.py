@@ -1,4 +1,7 @@
-"""FlashInfer attention over the paged cache: against fp32, captured decode against eager decode, captured prefill."""
+"""The FLASHINFER backend over the paged cache: against fp32, captured decode against eager decode, captured prefill.
+
+Decode steps of few requests run in our own kernel, whose other tests are in test_decode_attention.py.
+"""
 
 import math
 import random
@@ -10,6 +13,7 @@ pytest.importorskip("flashinfer")
 
 from tensorrt_lora.attention_backend.flashinfer import FlashInferAttention, FlashInferAttentionMetadata
 from tensorrt_lora.attention_backend.interface import AttentionBatch, AttentionMetadata
+from tensorrt_lora.kernels.decode_attention_config import MAX_FUSED_REQUESTS
 from tests.support.attention_layer import write_and_attend
 
 pytestmark = pytest.mark.gpu
@@ -21,6 +25,7 @@ NUM_LAYERS = 2
 MAX_REQUESTS = 64
 MAX_TOKENS = 2048
 DTYPE = torch.bfloat16
+PLANNED = MAX_FUSED_REQUESTS + 8  # decode rows that are FlashInfer's
 
 HEADS = [(16, 2), (4, 4), (32, 8)]  # query heads, key/value heads: 8, 1 and 4 to a group
 
@@ -259,20 +264,21 @@ def test_a_prefill_graph_with_a_row_for_each_request(device: torch.device) -> No
 
 
 def test_the_host_may_run_ahead_of_captured_prefills(device: torch.device) -> None:
-    """In turn with decode graphs, whose plans and page tables lie in the same memory."""
+    """In turn with decode graphs, fused and planned, whose plans and page tables lie in the same memory."""
     heads = (16, 2)
     cache = make_cache(heads[1], device)
     eager = make_metadata(cache, heads[0])
     prefills = {size: capture_prefill(eager, heads, size, 8) for size in (256, 64)}
-    decode = capture_decode(eager, heads, 8)
+    decodes = [capture_decode(eager, heads, size) for size in (8, PLANNED)]
     cache_before = cache.clone()
     steps = []
     for name in ("prefill of several", "one short prefill", "mixed", "chunked prefill", "prefill of several"):
         batch = make_batch(*BATCHES[name])
         size = 64 if batch.num_tokens <= 64 else 256
         steps.append((prefills[size], as_contexts(batch, size), make_qkv(batch.num_tokens, heads, device)))
-        batch = make_batch(0, [1] * 5, [40, 500, 3, 77, 1000])
-        steps.append((decode, batch, make_qkv(5, heads, device)))
+        for decode in decodes:
+            batch = make_batch(0, [1] * 5, [40, 500, 3, 77, 1000])
+            steps.append((decode, batch, make_qkv(5, heads, device)))
     expected = []
     for captured, batch, qkv in steps:
         expected.append(captured.run(batch, qkv))
@@ -291,10 +297,10 @@ def test_graphs_of_several_sizes_and_eager_steps_share_a_workspace(device: torch
     heads = (16, 2)
     cache = make_cache(heads[1], device)
     eager = make_metadata(cache, heads[0])
-    captured = {size: capture_decode(eager, heads, size) for size in (16, 4, 1)}
+    captured = {size: capture_decode(eager, heads, size) for size in (PLANNED, 16, 4, 1)}
     prefill = make_batch(*BATCHES["mixed"])
     prefill_qkv = make_qkv(prefill.num_tokens, heads, device)
-    for size in (4, 16, 1, 16, 4):
+    for size in (4, 16, 1, PLANNED, 16, PLANNED, 4):
         eager.prepare(prefill)
         output = write_and_attend(captured[size].layer, prefill_qkv, eager)
         expected = attend_reference(prefill_qkv[0].unflatten(1, (heads[0], HEAD_DIM)), cache[1], prefill).flatten(1)
@@ -306,9 +312,10 @@ def test_graphs_of_several_sizes_and_eager_steps_share_a_workspace(device: torch
         torch.testing.assert_close(replayed.float(), expected, atol=0.01, rtol=0.02)
 
 
-def test_the_host_may_run_ahead_of_the_device(device: torch.device) -> None:
+@pytest.mark.parametrize("size", [8, PLANNED])
+def test_the_host_may_run_ahead_of_the_device(size: int, device: torch.device) -> None:
     """Steps prepared while earlier ones still wait on the device give what they give one at a time."""
-    heads, size = (16, 2), 8
+    heads = (16, 2)
     cache = make_cache(heads[1], device)
     captured = capture_decode(make_metadata(cache, heads[0]), heads, size)
     cache_before = cache.clone()
@@ -330,7 +337,7 @@ def test_the_host_may_run_ahead_of_the_device(device: torch.device) -> None:
 @pytest.mark.parametrize("name", ["prefill of several", "decode across page borders", "mixed"])
 def test_prepare_does_not_wait_for_the_device(name: str, device: torch.device) -> None:
     eager = make_metadata(make_cache(2, device), 16)
-    captured = eager.create_cuda_graph_metadata(8)
+    decodes = [eager.create_cuda_graph_metadata(size) for size in (8, PLANNED)]
     prefill = eager.create_prefill_graph_metadata(256, 8)
     batch = make_batch(*BATCHES[name])
     eager.prepare(batch)  # the first call may load kernels
@@ -340,7 +347,8 @@ def test_prepare_does_not_wait_for_the_device(name: str, device: torch.device) -
         eager.prepare(batch)
         prefill.prepare(as_contexts(batch, 256))
         if batch.num_contexts == 0:
-            captured.prepare(batch)
+            for captured in decodes:
+                captured.prepare(batch)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

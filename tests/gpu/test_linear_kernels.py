@@ -15,6 +15,7 @@ from tensorrt_lora.kernels.lora_shrink import lora_shrink, num_splits
 from tensorrt_lora.kernels.quantized_activation import QuantizedActivation
 from tensorrt_lora.kernels.streamed_linear import streamed_linear_triton
 from tensorrt_lora.kernels.streamed_linear_config import StreamedLinearConfig, streamed_linear_config
+from tests.support.graph_replay import replay_equals
 from tests.support.lora_tables import make_lora_batch, make_lora_tables
 
 pytestmark = pytest.mark.gpu
@@ -90,22 +91,6 @@ def test_every_tile_and_split(block_n: int, num_warps: int, splits: int, stored:
         for programmatic in (False, True):
             actual = streamed_linear_triton(x, weight, torch.bfloat16, config, programmatic=programmatic)
             assert relative_error(actual, reference(x, weight)) < TOLERANCE, (rows, programmatic)
-
-
-def replay_equals(chain_early, chain_late, x: Tensor, seeds: int = 50) -> None:
-    """Capture one chain and compare each replay with the other chain, run eagerly, for many inputs."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        chain_early()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            result = chain_early()
-        for seed in range(seeds):
-            x.normal_(generator=torch.Generator(DEVICE).manual_seed(seed))
-            graph.replay()
-            replayed = result.clone()
-            assert torch.equal(replayed, chain_late()), seed
 
 
 @pytest.mark.parametrize("stored", STORED)

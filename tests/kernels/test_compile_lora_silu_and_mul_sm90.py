@@ -5,10 +5,10 @@ import pytest
 from tensorrt_lora.kernels.lora_batch import BIAS_ROW, GAIN_ROW, RANK_PAGE
 from tensorrt_lora.kernels.lora_silu_and_mul import (
     BLOCK_N,
-    NUM_WARPS,
     _lora_silu_and_mul_kernel,
     block_ranks,
     block_tokens,
+    num_warps,
 )
 from tests.support.sm90 import SHARED_MEMORY_LIMIT, assembly_sm90, compile_sm90, read_before_wait
 
@@ -40,11 +40,10 @@ def constants(width: int, tokens: int, max_rank: int, quantize: str) -> dict[str
 @pytest.mark.parametrize("max_rank", [16, 32, 64, 112, 256])
 @pytest.mark.parametrize("tokens", [1, 2, 8, 64])
 def test_fits(tokens: int, max_rank: int, quantize: str) -> None:
+    warps = num_warps(block_tokens(tokens))
     for width in (25600, 1000):
         values = constants(width, tokens, max_rank, quantize)
-        resources = compile_sm90(
-            _lora_silu_and_mul_kernel, pointers(quantize, "bf16"), values, NUM_WARPS, num_stages=1
-        )
+        resources = compile_sm90(_lora_silu_and_mul_kernel, pointers(quantize, "bf16"), values, warps, num_stages=1)
         assert resources.stack_bytes == 0
         assert resources.shared_bytes <= SHARED_MEMORY_LIMIT // 4, "several programs fit beside a projection's"
 
@@ -52,8 +51,9 @@ def test_fits(tokens: int, max_rank: int, quantize: str) -> None:
 @pytest.mark.parametrize("element", ["fp32", "fp16"])
 @pytest.mark.parametrize(("tokens", "max_rank"), [(1, 32), (64, 16), (64, 256)])
 def test_other_dtypes(tokens: int, max_rank: int, element: str) -> None:
+    warps = num_warps(block_tokens(tokens))
     values = constants(12288, tokens, max_rank, "")
-    resources = compile_sm90(_lora_silu_and_mul_kernel, pointers("", element), values, NUM_WARPS, num_stages=1)
+    resources = compile_sm90(_lora_silu_and_mul_kernel, pointers("", element), values, warps, num_stages=1)
     assert resources.shared_bytes <= SHARED_MEMORY_LIMIT
 
 
@@ -61,8 +61,9 @@ def test_other_dtypes(tokens: int, max_rank: int, element: str) -> None:
 @pytest.mark.parametrize("tokens", [1, 64])
 def test_what_comes_before_the_wait(tokens: int, quantize: str) -> None:
     types = pointers(quantize, "bf16")
+    warps = num_warps(block_tokens(tokens))
     values = constants(25600, tokens, 32, quantize)
-    ptx = assembly_sm90(_lora_silu_and_mul_kernel, types, values, NUM_WARPS)
+    ptx = assembly_sm90(_lora_silu_and_mul_kernel, types, values, warps)
     static = {"static_scale"} if quantize == "static" else set()
     assert read_before_wait(_lora_silu_and_mul_kernel, types, ptx) == {*INDICES, "b_pool"} | static
     assert "mma.sync.aligned.m16n8k16" in ptx, "sums have the order of lora_expand's"
@@ -71,6 +72,7 @@ def test_what_comes_before_the_wait(tokens: int, quantize: str) -> None:
 @pytest.mark.parametrize("tokens", [1, 2, 64])
 def test_no_value_is_computed_twice(tokens: int) -> None:
     """Where tensor cores leave a product, threads would share its values."""
+    warps = num_warps(block_tokens(tokens))
     values = constants(25600, tokens, 32, "token")
-    ptx = assembly_sm90(_lora_silu_and_mul_kernel, pointers("token", "bf16"), values, NUM_WARPS)
-    assert ptx.count("ex2.approx") == block_tokens(tokens) * BLOCK_N // (32 * NUM_WARPS)
+    ptx = assembly_sm90(_lora_silu_and_mul_kernel, pointers("token", "bf16"), values, warps)
+    assert ptx.count("ex2.approx") == block_tokens(tokens) * BLOCK_N // (32 * warps)

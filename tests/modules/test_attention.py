@@ -4,8 +4,11 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from tensorrt_lora.attention_backend import AttentionBatch, get_attention_backend
+from tensorrt_lora.attention_backend import AttentionBatch, AttentionMetadata, get_attention_backend
+from tensorrt_lora.attention_backend.vanilla import VanillaAttention, VanillaAttentionMetadata
 from tensorrt_lora.config.model_config import ModelConfig
+from tensorrt_lora.kernels.decode_attention import HeadNormRope, PageTables, fused_decode_attention
+from tensorrt_lora.kernels.decode_attention_workspace import DecodeAttentionWorkspace
 from tensorrt_lora.lora.lora_params import LoraParams
 from tensorrt_lora.lora.lora_site import find_lora_sites
 from tensorrt_lora.lora.module_types import LoraModuleType
@@ -87,3 +90,55 @@ def test_sites_have_tensorrt_llms_types() -> None:
         "self_attn.v_proj": (LoraModuleType.ATTENTION_V, HIDDEN, KV_SIZE),
         "self_attn.o_proj": (LoraModuleType.ATTENTION_DENSE, Q_SIZE, HIDDEN),
     }
+
+
+class _FusingMetadata(VanillaAttentionMetadata):
+    """Says that decode steps are fused, and keeps their page tables as a device would read them."""
+
+    def prepare(self, batch: AttentionBatch) -> None:
+        super().prepare(batch)
+        self.batch = batch
+
+    @property
+    def fuses_decode(self) -> bool:
+        return self.batch.num_contexts == 0
+
+    def tables(self) -> PageTables:
+        counts = torch.tensor([0] + [len(ids) for ids in self.batch.page_ids])
+        last_page_len = (torch.tensor(self.batch.kv_lens) - 1) % self.page_size + 1
+        page_ids = torch.tensor([page for ids in self.batch.page_ids for page in ids])
+        return PageTables(counts.cumsum(0).int(), page_ids.int(), last_page_len.int())
+
+
+class _FusingAttention(VanillaAttention):
+    Metadata = _FusingMetadata
+
+    def decode(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, norm_rope: HeadNormRope, metadata: AttentionMetadata
+    ) -> torch.Tensor:
+        assert isinstance(metadata, _FusingMetadata)
+        cache = metadata.kv_cache[self.layer_idx]
+        workspace = DecodeAttentionWorkspace.create(cache, self.num_heads, q.shape[0])
+        return fused_decode_attention(q, k, v, norm_rope, cache, metadata.tables(), workspace)
+
+
+@pytest.mark.parametrize("qk_norm_eps", [None, 1e-6])
+def test_a_backend_that_fuses_decode_gets_projections(qk_norm_eps: float | None) -> None:
+    attention, x = make_attention(qk_norm_eps), torch.randn(2, HIDDEN)
+    backends = [
+        backend(layer_idx=0, num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM)
+        for backend in (VanillaAttention, _FusingAttention)
+    ]
+    cache = torch.randn(1, 4, 2, 4, KV_HEADS, HEAD_DIM)
+    outputs, caches = [], []
+    for backend in backends:
+        attention.attn = backend
+        metadata = backend.Metadata(
+            kv_cache=cache.clone(), num_heads=HEADS, max_num_requests=2, max_num_tokens=2, use_cuda_graph=False
+        )
+        metadata.prepare(AttentionBatch(0, [1, 1], [6, 3], [[2, 1], [3]]))
+        outputs.append(attention(torch.tensor([5, 2]), x, metadata, None))
+        caches.append(metadata.kv_cache)
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(caches[1], caches[0])
+    assert not torch.equal(caches[0], cache)
