@@ -31,7 +31,7 @@ class BenchMode(Enum):
     """Every request has an adapter; shrink and expand run beside the base, TensorRT-LLM's shape."""
 
     BEST = "best"
-    """Every request has an adapter; the plan that a trial at the same concurrency found fastest."""
+    """Every request has an adapter; each projection runs as the engine's plan table says: what users get."""
 
     @property
     def uses_adapters(self) -> bool:
@@ -48,7 +48,7 @@ _CANDIDATES: dict[BenchMode, tuple[BenchPlan, ...]] = {
     BenchMode.IDLE: (None,),
     BenchMode.SEQUENTIAL: (LoraPlan.SEQUENTIAL,),
     BenchMode.OVERLAP: (LoraPlan.BOTH_BESIDE,),
-    BenchMode.BEST: (*LoraPlan, TUNED),
+    BenchMode.BEST: (TUNED,),
 }
 
 

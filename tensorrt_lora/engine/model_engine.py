@@ -22,6 +22,7 @@ from tensorrt_lora.engine.step_batch import StepBatch
 from tensorrt_lora.lora.cuda_graph_lora_manager import CudaGraphLoraManager
 from tensorrt_lora.lora.lora_params import LoraParams
 from tensorrt_lora.lora.lora_plans import LoraPlans
+from tensorrt_lora.utils.multi_stream_utils import with_multi_stream
 
 # Requests of a captured step with a prefill. Each costs attention scratch, a tile of float32 rows for every head.
 _MAX_PREFILL_GRAPH_REQUESTS = 64
@@ -126,7 +127,8 @@ class PyTorchModelEngine:
         self._fill_in_flight(scheduled, in_flight)
         self._eager_metadata.prepare(batch.attention)
         lora_params = self._prepare_lora(batch.adapters, batch.query_lens)
-        return self._model(input_ids, position_ids, self._eager_metadata, lora_params)
+        with with_multi_stream(True):
+            return self._model(input_ids, position_ids, self._eager_metadata, lora_params)
 
     def _fill_in_flight(self, scheduled: ScheduledRequests, in_flight: PendingSamples | None) -> None:
         """Give the generations whose newest token only the device knows their input ids."""

@@ -31,11 +31,9 @@ from tensorrt_lora.kernels.programmatic_launch import launch_options, programmat
 from tensorrt_lora.kernels.quantized_activation import QuantizedActivation
 from tensorrt_lora.kernels.streamed_linear import (
     NOT_SPECIALIZED,
-    ask_for_rows,
     check_config,
     is_last_split,
     load_scales,
-    own_prefetch_bytes,
     scales_of,
     stream_sum,
     sum_of_splits,
@@ -208,7 +206,6 @@ def lora_linear_triton(
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,
-        PREFETCH=own_prefetch_bytes(config, weight) if programmatic else 0,
         PROGRAMMATIC=programmatic,
         MODULES=tables.num_modules,
         MAX_RANK=tables.max_rank,
@@ -292,7 +289,6 @@ def _lora_linear_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    PREFETCH: tl.constexpr,
     PROGRAMMATIC: tl.constexpr,
     MODULES: tl.constexpr,
     MAX_RANK: tl.constexpr,
@@ -393,8 +389,6 @@ def _lora_linear_kernel(
     last_k = tl.minimum(first_k + split_width, in_features)
     module = (n_tile * BLOCK_N >= end0).to(tl.int32) + (n_tile * BLOCK_N >= end1).to(tl.int32)
     if PROGRAMMATIC:
-        if PREFETCH > 0:
-            ask_for_rows(weight, n, first_k, last_k, out_features, in_features, PREFETCH)
         tl.extra.cuda.gdc_wait()
     # All that the end of the stream needs, but for h, is loaded ahead of it: one after the other, these loads took as
     # long as a twentieth of the stream.

@@ -64,7 +64,6 @@ def streamed_linear_triton(
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,
-        PREFETCH=own_prefetch_bytes(config, weight) if programmatic else 0,
         PROGRAMMATIC=programmatic,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
@@ -89,15 +88,6 @@ def scales_of(weight: LinearWeight) -> int:
     if weight.scale is None:
         return NO_SCALES
     return BLOCK_SCALES if weight.scale.dim() == 2 else ROW_SCALES
-
-
-def own_prefetch_bytes(config: StreamedLinearConfig, weight: LinearWeight) -> int:
-    """Bytes of each weight row to ask for before the input is there; addresses must be whole 16 bytes."""
-    import os
-    if os.environ.get("TL_NOPF"):
-        return 0
-    itemsize = weight.values.itemsize
-    return config.block_k * config.num_stages * itemsize if weight.values.shape[1] * itemsize % 16 == 0 else 0
 
 
 NOT_SPECIALIZED = [
@@ -130,7 +120,6 @@ def _streamed_linear_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    PREFETCH: tl.constexpr,
     PROGRAMMATIC: tl.constexpr,
 ):
     """One program: BLOCK_N outputs of BLOCK_M tokens over one slice of K. The last slice to finish adds all up."""
@@ -143,8 +132,6 @@ def _streamed_linear_kernel(
     last_k = tl.minimum(first_k + split_width, in_features)
     if PROGRAMMATIC:
         tl.extra.cuda.gdc_launch_dependents()
-        if PREFETCH > 0:
-            ask_for_rows(weight, n, first_k, last_k, out_features, in_features, PREFETCH)
         tl.extra.cuda.gdc_wait()
     row_scale, token_scale = load_scales(
         x_scale, weight_scale, n, m, num_tokens, out_features, x_scale_token_stride, SCALES, BLOCK_M, BLOCK_N
@@ -179,22 +166,6 @@ def _streamed_linear_kernel(
         y += tl.load(bias + n, mask=n < out_features, other=0.0).to(tl.float32)[:, None]
     live = (n < out_features)[:, None] & (m < num_tokens)[None, :]
     tl.store(out + m.to(tl.int64)[None, :] * out_features + n[:, None], y.to(out.dtype.element_ty), mask=live)
-
-
-@triton.jit
-def ask_for_rows(weight, n, first_k, last_k, out_features, in_features, PREFETCH: tl.constexpr):
-    """Ask for the first PREFETCH bytes of a program's slice of the rows `n`."""
-    rows = weight + tl.minimum(n, out_features - 1).to(tl.int64) * in_features + first_k
-    itemsize: tl.constexpr = weight.dtype.element_ty.primitive_bitwidth // 8
-    num_bytes = tl.minimum((last_k - first_k) * itemsize, PREFETCH)
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; // $0",
-        "=r,l,r",
-        [rows.to(tl.int64, bitcast=True), num_bytes],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @triton.jit

@@ -32,7 +32,7 @@ class StreamedLinearConfig:
         return triton.cdiv(triton.cdiv(in_features, self.splits), self.block_k) * self.block_k
 
 
-# By (out_features, in_features, itemsize): rows, K columns, splits and stages for up to 32 tokens, and for up to 64.
+# By (out_features, in_features, itemsize): rows, K columns, splits and stages for up to 16 tokens, and for up to 64.
 # The fastest of `tensorrt-lora bench kernels` on an H200, where the rule below was not.
 _TUNED: dict[tuple[int, int, int], tuple[tuple[int, int, int, int], tuple[int, int, int, int]]] = {
     # Qwen3-32B, float8: qkv, o, gate and up, down
@@ -62,11 +62,11 @@ def streamed_linear_config(
         return StreamedLinearConfig(block_m=128, block_n=128, block_k=128, splits=1, num_warps=8, num_stages=3)
     tuned = _TUNED.get((out_features, in_features, itemsize))
     if tuned is not None and not block_scales:
-        block_n, block_k, splits, num_stages = tuned[block_m == 64]
+        block_n, block_k, splits, num_stages = tuned[block_m > 16]
         return StreamedLinearConfig(block_m, block_n, block_k, splits, num_warps=4, num_stages=num_stages)
-    block_k, num_stages = (128, 6) if block_scales or block_m == 64 else (256, 4)
+    block_k, num_stages = (128, 6) if block_scales or block_m > 16 else (256, 4)
     if itemsize == 2:
-        block_k, num_stages = (64, 6) if block_m == 64 else (128, 4)
+        block_k, num_stages = (64, 6) if block_m > 16 else (128, 4)
     tiles = triton.cdiv(out_features, 64)
     splits = min(_WANTED_PROGRAMS // tiles, triton.cdiv(in_features, block_k) // _MIN_SPLIT_BLOCKS)
     return StreamedLinearConfig(block_m, 64, block_k, max(1, splits), num_warps=4, num_stages=num_stages)

@@ -6,7 +6,8 @@ Asked of a `LoraPlanTable` by `CudaGraphLoraManager`, measured by `tensorrt-lora
 from collections.abc import Sequence
 from typing import NamedTuple
 
-_RANKS = (16, 32, 64, 128)
+# Few: with one and several adapters, each is a graph more for every captured size.
+_RANKS = (32,)
 
 
 class BatchKind(NamedTuple):

@@ -12,6 +12,7 @@ from torch import nn
 
 from tensorrt_lora.config.lora_config import LoraConfig
 from tensorrt_lora.kernels.lora_batch import MAX_EXTRA_ROWS, RANK_PAGE, pages_for_rows
+from tensorrt_lora.kernels.streamed_linear_config import MAX_STREAMED_TOKENS
 from tensorrt_lora.lora.adapter_slot_manager import AdapterSlotManager, Slot, SlotTenant
 from tensorrt_lora.lora.adapter_weights import AdapterWeights
 from tensorrt_lora.lora.batch_kind import BatchKind, batch_kinds, rank_kinds
@@ -172,8 +173,17 @@ class CudaGraphLoraManager:
             use_cuda_graph_mode=graph_plan is not None,
             num_seqs=len(adapters) + num_padding_tokens,
             lora_aux_stream=self._aux_stream,
-            lora_plans=graph_plan or LoraPlans(LoraPlan.SEQUENTIAL),
+            lora_plans=graph_plan or self._eager_plans(len(token_slots)),
         )
+
+    def _eager_plans(self, num_tokens: int) -> LoraPlans:
+        """Long prefills are bound by arithmetic: the shrink, bound by memory, is nearly free beside the base.
+
+        The expand stays behind it: a delta of its own would take gigabytes.
+        """
+        asked_for = self.fixed_plan is None or self.fixed_plan.uses_aux_stream
+        beside = asked_for and self._aux_stream is not None and num_tokens > MAX_STREAMED_TOKENS
+        return LoraPlans(LoraPlan.SHRINK_BESIDE if beside else LoraPlan.SEQUENTIAL)
 
 
 def _num_pages(

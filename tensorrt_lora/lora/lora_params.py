@@ -15,4 +15,4 @@ class LoraParams(TypedDict):
     use_cuda_graph_mode: bool  # the forward is being captured or replayed
     num_seqs: int  # requests in the batch, padding included
     lora_aux_stream: torch.cuda.Stream | None  # None: LoRA runs after the base, on the same stream
-    lora_plans: LoraPlans  # how LoRA runs in a captured forward; an eager one is sequential
+    lora_plans: LoraPlans  # how LoRA runs, projection by projection

@@ -58,6 +58,5 @@ def test_on_one_stream_and_without_specialisation() -> None:
     config = LoraConfig(max_lora_rank=32, max_loras=1, cuda_graph_specialize_lora=False)
     assert rows_of(config, [4]) == [
         ["4", "none", "", "as with one adapter", "as with one adapter"],
-        ["4", "one", "<= 16", "sequential +2.0", "fused"],
         ["4", "one", "<= 32", "sequential +2.0", "fused"],
     ]

@@ -2,10 +2,10 @@ from tensorrt_lora.lora.batch_kind import BatchKind, batch_kinds, rank_kinds
 
 
 def test_ranks_up_to_the_largest() -> None:
-    assert rank_kinds(64) == [16, 32, 64]
+    assert rank_kinds(64) == [32, 64]
     assert rank_kinds(8) == [8]
-    assert rank_kinds(17) == [16, 17]
-    assert rank_kinds(300) == [16, 32, 64, 128, 300]
+    assert rank_kinds(32) == [32]
+    assert rank_kinds(300) == [32, 300]
 
 
 def test_several_adapters_need_several_tokens_and_slots() -> None:

@@ -218,10 +218,10 @@ def table_row(tokens: int, many: bool, rank: int, **microseconds: float) -> Plan
 
 def test_the_table_plans_every_graph_that_a_batch_may_ask_for():
     rows = [
-        table_row(1, False, 16, sequential=3.0, fused=2.0, both_beside=1.0),
-        table_row(8, False, 16, sequential=1.0, fused=2.0, both_beside=1.0),
-        table_row(8, True, 16, sequential=2.0, fused=3.0, both_beside=1.0),
-        table_row(8, True, 32, sequential=3.0, fused=2.0, both_beside=1.0),
+        table_row(1, False, 32, sequential=3.0, fused=2.0, both_beside=1.0),
+        table_row(8, False, 32, sequential=1.0, fused=2.0, both_beside=1.0),
+        table_row(8, True, 32, sequential=2.0, fused=3.0, both_beside=1.0),
+        table_row(8, True, 64, sequential=3.0, fused=2.0, both_beside=1.0),
     ]
     table = LoraPlanTable.of(PlanTableFile(device="x", measured_with={}, rows=rows), "a test")
     lora = manager(plan_table=table, max_lora_rank=64, max_loras=4)
@@ -237,7 +237,7 @@ def test_the_table_plans_every_graph_that_a_batch_may_ask_for():
     assert plan([adapter(1)], 1) is LoraPlan.FUSED
     assert plan([adapter(1)], 2) is LoraPlan.SEQUENTIAL, "the next larger batch that was measured"
     assert plan([adapter(1), adapter(2)], 4) is LoraPlan.SEQUENTIAL
-    assert plan([adapter(1, rank=17), adapter(2)], 4) is LoraPlan.FUSED
+    assert plan([adapter(1, rank=33), adapter(2)], 4) is LoraPlan.FUSED
     assert plan([adapter(1, rank=64), adapter(2)], 32) is LoraPlan.FUSED, "beyond the table: its largest rows"
     assert plan([adapter(1), adapter(1)], 8) is LoraPlan.SEQUENTIAL, "one adapter, twice"
     lora.fixed_plan = LoraPlan.SHRINK_BESIDE

@@ -63,7 +63,7 @@ def test_the_fastest_allowed_plan_of_the_next_row_up() -> None:
     [
         ({"sequential": 10.0, "both_beside": 10.04, "fused": 10.03}, LoraPlan.FUSED),  # the rule's
         ({"shrink_beside": 10.03, "both_beside": 10.0, "fused": 10.2}, LoraPlan.SHRINK_BESIDE),  # the simplest
-        ({"shrink_beside": 10.1, "both_beside": 10.0, "fused": 10.2}, LoraPlan.BOTH_BESIDE),
+        ({"shrink_beside": 10.2, "both_beside": 10.0, "fused": 10.2}, LoraPlan.BOTH_BESIDE),
         ({}, LoraPlan.FUSED),
     ],
 )
