@@ -12,6 +12,7 @@ import torch
 from tensorrt_lora.adapters.adapter_error import AdapterProblems
 from tensorrt_lora.adapters.adapter_path import resolve_adapter_path
 from tensorrt_lora.adapters.bound_checkpoint import BoundCheckpoint, ModelSites
+from tensorrt_lora.adapters.load_pacer import GiveWay, go_on
 from tensorrt_lora.adapters.nemo_checkpoint import bind_nemo_checkpoint
 from tensorrt_lora.adapters.peft_checkpoint import bind_peft_checkpoint
 from tensorrt_lora.config.lora_config import LoraConfig
@@ -29,6 +30,7 @@ class AdapterReader:
     Attributes:
         sites, lora_config, dtype, base_parameters: of the model; see `ModelSites`.
         pin_memory: page-lock the host copies, for asynchronous copies to a CUDA device.
+        give_way: called after each piece of work; see `LoadPacer`.
     """
 
     sites: Mapping[str, LoraSite]
@@ -36,19 +38,22 @@ class AdapterReader:
     dtype: torch.dtype
     pin_memory: bool = False
     base_parameters: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    give_way: GiveWay = go_on
 
     def read(self, request: LoRARequest) -> AdapterWeights:
         """The adapter's weights in host memory. Raises AdapterError when it cannot be applied whole."""
         problems = AdapterProblems(request.lora_name, request.lora_path)
         bound = self.bind(request, problems)
-        weights = bound.to_weights(request.lora_name, self.model, pin_memory=self.pin_memory, problems=problems)
+        weights = bound.to_weights(
+            request.lora_name, self.model, pin_memory=self.pin_memory, problems=problems, give_way=self.give_way
+        )
         bound.log(weights, self.model)
         return weights
 
     def bind(self, request: LoRARequest, problems: AdapterProblems) -> BoundCheckpoint:
         """The adapter as it is in its files; see `bind_peft_checkpoint` for what is raised and what is collected."""
         path = resolve_adapter_path(request.lora_path, problems)
-        return _BINDERS[self.lora_config.lora_ckpt_source](path, self.model, problems)
+        return _BINDERS[self.lora_config.lora_ckpt_source](path, self.model, problems, self.give_way)
 
     @property
     def model(self) -> ModelSites:

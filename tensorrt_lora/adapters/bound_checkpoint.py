@@ -11,6 +11,7 @@ import torch
 from tensorrt_lora.adapters.adapter_error import AdapterProblems
 from tensorrt_lora.adapters.bound_module import Binding
 from tensorrt_lora.adapters.host_weights import make_host_weights
+from tensorrt_lora.adapters.load_pacer import GiveWay, go_on
 from tensorrt_lora.config.lora_config import LoraConfig
 from tensorrt_lora.lora.adapter_weights import AdapterWeights
 from tensorrt_lora.lora.lora_site import LoraSite
@@ -45,11 +46,19 @@ class BoundCheckpoint:
     base_model: str | None = None
 
     def to_weights(
-        self, name: str, model: ModelSites, *, pin_memory: bool, problems: AdapterProblems
+        self,
+        name: str,
+        model: ModelSites,
+        *,
+        pin_memory: bool,
+        problems: AdapterProblems,
+        give_way: GiveWay = go_on,
     ) -> AdapterWeights:
         """Copy the tensors to host memory. Raises AdapterError if there is any problem, or a value is not finite."""
         problems.check()
-        modules = make_host_weights(self.binding.modules, dtype=model.dtype, pin_memory=pin_memory, problems=problems)
+        modules = make_host_weights(
+            self.binding.modules, dtype=model.dtype, pin_memory=pin_memory, problems=problems, give_way=give_way
+        )
         return AdapterWeights(name, self.version, modules)
 
     def log(self, weights: AdapterWeights, model: ModelSites) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from tensorrt_lora.adapters.adapter_error import AdapterProblems
 from tensorrt_lora.adapters.host_weights import HostBlock
+from tensorrt_lora.adapters.load_pacer import GiveWay, go_on
 from tensorrt_lora.adapters.piecewise import pieces
 from tensorrt_lora.lora.adapter_weights import AdapterWeights, LoraModuleWeights, SiteKey
 from tensorrt_lora.lora_request import WeightedLoRARequests
@@ -26,10 +27,12 @@ class AdapterCombiner:
     Attributes:
         max_rank: the engine's `max_lora_rank`; binds on the sum of the parts' ranks.
         pin_memory: page-lock the copies, as for any host weights of the device.
+        give_way: called after each piece of work; see `LoadPacer`.
     """
 
     max_rank: int
     pin_memory: bool = False
+    give_way: GiveWay = go_on
 
     def combine(self, request: WeightedLoRARequests, adapters: Sequence[AdapterWeights]) -> AdapterWeights:
         """The sum of `adapters`, each times its weight in `request`; ranks add up module by module.
@@ -49,7 +52,7 @@ class AdapterCombiner:
         modules = [module for group in groups.values() for module, _ in group]
         dtype = modules[0].a.dtype
         block = HostBlock(sum(m.a.numel() + m.b.numel() for m in modules), dtype=dtype, pin_memory=self.pin_memory)
-        combined = {key: _stack(group, block) for key, group in groups.items()}
+        combined = {key: _stack(group, block, self.give_way) for key, group in groups.items()}
         if not all(torch.isfinite(module.a).all() for module in combined.values()):
             problems.fail(f"a weight times an adapter is too large for {dtype}; give smaller weights")
         return AdapterWeights(request.name, _version(request, adapters), combined)
@@ -73,7 +76,7 @@ def _check_addend(adapter: AdapterWeights, problems: AdapterProblems) -> None:
         problems.add(f"adapter {adapter.name!r} has trained biases, which PEFT does not combine; use it alone")
 
 
-def _stack(group: list[WeightedModule], block: HostBlock) -> LoraModuleWeights:
+def _stack(group: list[WeightedModule], block: HostBlock, give_way: GiveWay) -> LoraModuleWeights:
     rank = sum(module.rank for module, _ in group)
     a, b = (block.take(rank, group[0][0].a.shape[1]), block.take(rank, group[0][0].b.shape[1]))
     start = 0
@@ -81,8 +84,10 @@ def _stack(group: list[WeightedModule], block: HostBlock) -> LoraModuleWeights:
         rows = slice(start, start + module.rank)
         for to, of in pieces(a[rows], module.a):
             to.copy_(of.float() * (weight * module.scale))  # rounded once
+            give_way()
         for to, of in pieces(b[rows], module.b):
             to.copy_(of)
+            give_way()
         start = rows.stop
     return LoraModuleWeights(a, b, 1.0)
 

@@ -10,6 +10,7 @@ import torch
 
 from tensorrt_lora.adapters.adapter_error import AdapterProblems
 from tensorrt_lora.adapters.bound_module import BoundModule, FileTensor
+from tensorrt_lora.adapters.load_pacer import GiveWay, go_on
 from tensorrt_lora.adapters.piecewise import copy_finite
 from tensorrt_lora.lora.adapter_weights import LoraModuleWeights, SiteKey
 
@@ -45,7 +46,12 @@ class HostBlock:
 
 
 def make_host_weights(
-    modules: Sequence[BoundModule], *, dtype: torch.dtype, pin_memory: bool, problems: AdapterProblems
+    modules: Sequence[BoundModule],
+    *,
+    dtype: torch.dtype,
+    pin_memory: bool,
+    problems: AdapterProblems,
+    give_way: GiveWay = go_on,
 ) -> dict[SiteKey, LoraModuleWeights]:
     """Copy bound modules to the host: A as [rank, in], B as [rank, out], biases [out], contiguous in `dtype`.
 
@@ -60,6 +66,7 @@ def make_host_weights(
         HostBlock(counts[dtype] - sum(magnitudes), dtype=dtype, pin_memory=pin_memory),
         HostBlock(sum(magnitudes), dtype=torch.float32, pin_memory=pin_memory),
         problems,
+        give_way,
     )
     weights: dict[SiteKey, LoraModuleWeights] = {}
     for module in modules:
@@ -69,10 +76,13 @@ def make_host_weights(
 
 
 class _Copier:
-    def __init__(self, block: HostBlock, magnitude_block: HostBlock, problems: AdapterProblems) -> None:
+    def __init__(
+        self, block: HostBlock, magnitude_block: HostBlock, problems: AdapterProblems, give_way: GiveWay
+    ) -> None:
         self._block = block
         self._magnitude_block = magnitude_block
         self._problems = problems
+        self._give_way = give_way
 
     def copy_module(self, module: BoundModule) -> dict[SiteKey, LoraModuleWeights]:
         sizes = [site.out_features for site in module.sites]
@@ -111,7 +121,7 @@ class _Copier:
     def _copy_all(self, tensor: FileTensor, sources: Sequence[torch.Tensor], block: HostBlock) -> list[torch.Tensor]:
         """Contiguous copies of parts of a tensor; what is wrong with their values goes to `problems`."""
         copies = [block.take(*source.shape) for source in sources]
-        finite = [copy_finite(copy, source) for copy, source in zip(copies, sources, strict=True)]
+        finite = [copy_finite(copy, source, self._give_way) for copy, source in zip(copies, sources, strict=True)]
         if not all(finite):
             self._report(tensor, copies[0].dtype)
         return copies

@@ -15,6 +15,7 @@ import yaml
 
 from tensorrt_lora.adapters.adapter_error import AdapterError, AdapterProblems
 from tensorrt_lora.adapters.file_digest import FileDigest
+from tensorrt_lora.adapters.load_pacer import GiveWay, go_on
 from tensorrt_lora.adapters.tensor_pickle import load_tensor_pickle
 
 WEIGHTS_NAME = "model_weights.ckpt"
@@ -33,14 +34,14 @@ class NemoArchive:
     version: str
 
 
-def read_nemo_archive(path: Path, problems: AdapterProblems) -> NemoArchive:
+def read_nemo_archive(path: Path, problems: AdapterProblems, give_way: GiveWay = go_on) -> NemoArchive:
     """Read the archive at `path`, or the only one in that directory.
 
     Raises AdapterError for what is missing, damaged, unsafe or more than tensors.
     """
     try:
         file = _find_archive(path, problems)
-        digest = FileDigest(file.parent, problems)
+        digest = FileDigest(file.parent, problems, give_way)
         data = digest.read(file.name)
     except OSError as error:
         problems.fail(f"{error.filename or path} cannot be read: {error.strerror}")

@@ -15,6 +15,7 @@ import torch
 from tensorrt_lora.adapters.adapter_error import AdapterProblems
 from tensorrt_lora.adapters.bound_checkpoint import BoundCheckpoint, ModelSites
 from tensorrt_lora.adapters.bound_module import Binding, BoundModule, FileTensor
+from tensorrt_lora.adapters.load_pacer import GiveWay, go_on
 from tensorrt_lora.adapters.nemo_archive import CONFIG_NAME, read_nemo_archive
 from tensorrt_lora.adapters.peft_config_parser import MAX_ALPHA
 from tensorrt_lora.adapters.peft_features import shorten
@@ -61,9 +62,11 @@ class NemoShape:
         return cls(heads, groups, alpha)
 
 
-def bind_nemo_checkpoint(path: Path, model: ModelSites, problems: AdapterProblems) -> BoundCheckpoint:
+def bind_nemo_checkpoint(
+    path: Path, model: ModelSites, problems: AdapterProblems, give_way: GiveWay = go_on
+) -> BoundCheckpoint:
     """Read a .nemo archive and bind it to a model; problems as in `bind_peft_checkpoint`."""
-    archive = read_nemo_archive(path, problems)
+    archive = read_nemo_archive(path, problems, give_way)
     shape = NemoShape.read(archive.config, problems)
     index = SiteIndex(model.sites, model.lora_config)
     leaf = model.lora_config.hf_modules["attn_qkv"]

@@ -13,6 +13,7 @@ import torch
 
 from tensorrt_lora.adapters.adapter_error import AdapterProblems
 from tensorrt_lora.adapters.file_digest import FileDigest
+from tensorrt_lora.adapters.load_pacer import GiveWay, go_on
 from tensorrt_lora.adapters.safetensors_buffer import view_safetensors
 from tensorrt_lora.adapters.tensor_pickle import load_tensor_pickle
 
@@ -47,10 +48,10 @@ class PeftFiles:
 class PeftFilesReader:
     """Reads one directory, each file at once, so that digest and tensors see the same state of it."""
 
-    def __init__(self, directory: Path, problems: AdapterProblems) -> None:
+    def __init__(self, directory: Path, problems: AdapterProblems, give_way: GiveWay = go_on) -> None:
         self._directory = directory
         self._problems = problems
-        self._digest = FileDigest(directory, problems)
+        self._digest = FileDigest(directory, problems, give_way)
         self._indexed: dict[str, str] = {}  # file by tensor, where there is an index
 
     def read(self) -> PeftFiles:

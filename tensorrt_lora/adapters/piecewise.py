@@ -10,6 +10,8 @@ from collections.abc import Iterator
 
 import torch
 
+from tensorrt_lora.adapters.load_pacer import GiveWay, go_on
+
 _VALUES_AT_ONCE = 32768  # torch's own bound (GRAIN_SIZE): up to here operations by element use one thread
 
 
@@ -21,26 +23,32 @@ def pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
         yield tuple(tensor[start : start + step] for tensor in tensors)
 
 
-def copy_finite(target: torch.Tensor, source: torch.Tensor) -> bool:
-    """Copy `source` to the contiguous `target`, of one shape; returns whether all values are finite in its dtype."""
+def copy_finite(target: torch.Tensor, source: torch.Tensor, give_way: GiveWay = go_on) -> bool:
+    """Copy `source` to the contiguous `target`, of one shape; returns whether all values are finite in its dtype.
+
+    Calls `give_way` after each piece.
+    """
     if source.dim() == 2 and not source.is_contiguous() and source.mT.is_contiguous():
         # A transposed matrix of the same dtype is copied in blocks, and on one thread, but only as a whole.
-        target.copy_(_cast(source.mT, target.dtype).mT)
+        target.copy_(_cast(source.mT, target.dtype, give_way).mT)
+        give_way()
         source = target
     finite = True
     for to, of in pieces(target, source):
         if source is not target:
             to.copy_(of)
         finite = finite and _is_finite(to)
+        give_way()
     return finite
 
 
-def _cast(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _cast(values: torch.Tensor, dtype: torch.dtype, give_way: GiveWay) -> torch.Tensor:
     if values.dtype == dtype:
         return values
     cast = torch.empty_like(values, dtype=dtype)
     for to, of in pieces(cast, values):
         to.copy_(of)
+        give_way()
     return cast
 
 

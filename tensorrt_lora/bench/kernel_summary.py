@@ -3,6 +3,8 @@
 Takes kernels alone; knows neither the engine nor the trace's format.
 """
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -14,11 +16,19 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class KernelTotal:
-    """All runs of one kernel; microseconds."""
+    """All runs of one kernel; microseconds.
+
+    Attributes:
+        total: from start to end. A kernel that is launched early counts while it waits for the one before.
+        added: of a kernel on the main stream (that of most kernels), from the end of the one that ended before, or from
+            its start if that is later; of another stream's, what no kernel of the main stream runs beside. With the
+            time in which nothing runs, these sum up to the step.
+    """
 
     name: str
     count: int
     total: float
+    added: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +60,24 @@ class StepSummary:
 
 
 def totals_by_name(kernels: Iterable[KernelRun]) -> list[KernelTotal]:
-    """One entry per kernel name, the longest total first."""
+    """One entry per kernel name, those that add most first."""
+    kernels = sorted(kernels, key=lambda kernel: kernel.end)
+    main_stream = Counter(kernel.stream for kernel in kernels).most_common(1)[0][0] if kernels else 0
+    main = _union((kernel.start, kernel.end) for kernel in kernels if kernel.stream == main_stream)
     found: dict[str, KernelTotal] = {}
+    last_end = -math.inf
     for kernel in kernels:
-        previous = found.get(kernel.name, KernelTotal(kernel.name, 0, 0.0))
-        found[kernel.name] = KernelTotal(kernel.name, previous.count + 1, previous.total + kernel.duration)
-    return sorted(found.values(), key=lambda total: -total.total)
+        if kernel.stream == main_stream:
+            added = kernel.end - max(kernel.start, last_end)
+            last_end = kernel.end
+        else:
+            beside = (min(end, kernel.end) - max(start, kernel.start) for start, end in main)
+            added = kernel.duration - sum(shared for shared in beside if shared > 0)
+        before = found.get(kernel.name, KernelTotal(kernel.name, 0, 0.0, 0.0))
+        found[kernel.name] = KernelTotal(
+            kernel.name, before.count + 1, before.total + kernel.duration, before.added + added
+        )
+    return sorted(found.values(), key=lambda total: (-total.added, -total.total))
 
 
 def lora_overlaps(kernels: Sequence[KernelRun]) -> list[LoraOverlap]:

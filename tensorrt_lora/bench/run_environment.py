@@ -12,7 +12,7 @@ _PACKAGES = ("tensorrt_lora", "torch", "triton", "flashinfer-python", "transform
 
 def hardware() -> dict[str, str]:
     """The device that `auto` resolves to, and the host."""
-    return {**device_facts(), "machine": platform.machine(), "system": platform.platform()}
+    return {**device_facts(), "machine": platform.machine(), "system": platform.system()}
 
 
 def versions(*more: str) -> dict[str, str]:

@@ -1,9 +1,10 @@
 """A window of a trace as a picture: a lane per stream, a bar per kernel, coloured by what it is for."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from tensorrt_lora.bench.kernel_kind import KernelKind, kernel_kind, short_name
-from tensorrt_lora.bench.kernel_trace import main_stream
+from tensorrt_lora.bench.kernel_trace import KernelRun, main_stream
 from tensorrt_lora.bench.layer_window import LayerWindow
 
 _COLORS = {
@@ -30,18 +31,18 @@ def save_trace_figure(window: LayerWindow, path: Path, *, title: str) -> None:
     figure = Figure(figsize=(15, 1.5 + 1.9 * len(streams)), dpi=150, layout="constrained")
     axes = figure.subplots()
     width = window.end - window.start
-    for kernel in window.kernels:
-        start, lane = kernel.start - window.start, lanes[kernel.stream]
+    for kernel, start, duration in _bars(window):
+        lane = lanes[kernel.stream]
         axes.broken_barh(
-            [(start, kernel.duration)],
+            [(start, duration)],
             (lane, _BAR_HEIGHT),
             facecolor=_COLORS[kernel_kind(kernel.name)],
             edgecolor="white",
             linewidth=0.3,
         )
-        if kernel.duration >= _MIN_LABELLED * width:
+        if duration >= _MIN_LABELLED * width and 0.0 < start + duration / 2 < width:
             axes.text(
-                min(max(start + kernel.duration / 2, 0.0), width),
+                start + duration / 2,
                 lane + _BAR_HEIGHT + 0.02,
                 short_name(kernel.name)[:_LABEL_LENGTH],
                 rotation=60,
@@ -61,3 +62,12 @@ def save_trace_figure(window: LayerWindow, path: Path, *, title: str) -> None:
     patches = [Patch(color=_COLORS[kind], label=kind.value) for kind in KernelKind if kind in kinds]
     figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), fontsize=8)
     figure.savefig(path)
+
+
+def _bars(window: LayerWindow) -> Iterator[tuple[KernelRun, float, float]]:
+    """Each kernel with the start and length of its bar: one that is launched early waits for the one before it."""
+    last_end: dict[int, float] = {}
+    for kernel in sorted(window.kernels, key=lambda kernel: kernel.end):
+        start = max(kernel.start, last_end.get(kernel.stream, kernel.start))
+        last_end[kernel.stream] = kernel.end
+        yield kernel, start - window.start, kernel.end - start

@@ -54,6 +54,11 @@ def pin_memory_available(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
+def computes_on_host(device: torch.device) -> bool:
+    """Whether work of the host on the side takes processors and memory bandwidth from the model's steps."""
+    return device.type == "cpu"
+
+
 def flashinfer_available() -> bool:
     """Whether FlashInfer can be imported."""
     return importlib.util.find_spec("flashinfer") is not None

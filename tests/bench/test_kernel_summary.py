@@ -12,7 +12,19 @@ def test_totals_by_name(kernels: list[KernelRun]) -> None:
     by_name = {total.name: total for total in totals}
     assert by_name["_lora_shrink_kernel"].count == 8
     assert by_name["_lora_shrink_kernel"].total == pytest.approx(4 * (10.0 + 4.0))
-    assert [total.total for total in totals] == sorted((total.total for total in totals), reverse=True)
+    assert [total.added for total in totals] == sorted((total.added for total in totals), reverse=True)
+
+
+def test_what_a_kernel_adds_is_what_it_ends_later() -> None:
+    kernels = [
+        KernelRun("a", 1, 0.0, 10.0),
+        KernelRun("b", 1, 1.0, 12.0),  # launched early
+        KernelRun("c", 2, 2.0, 9.0),  # beside a
+        KernelRun("a", 1, 15.0, 20.0),
+    ]
+    added = {total.name: total.added for total in totals_by_name(kernels)}
+    assert added == {"a": 15.0, "b": 2.0, "c": 0.0}
+    assert sum(added.values()) + summarize_step(kernels).idle == 20.0
 
 
 def test_each_lora_kernel_and_its_base_kernel(kernels: list[KernelRun]) -> None:

@@ -25,7 +25,7 @@ def test_table_sums_microseconds(kernels: list[KernelRun]) -> None:
     with console.capture() as capture:
         console.print(kernel_table(kernels))
     rows = [line.split() for line in capture.get().splitlines() if "shrink" in line]
-    assert rows == [["_lora_shrink_kernel", "LoRA", "8", "56.0", "7.00", "14.4%"]]
+    assert rows == [["_lora_shrink_kernel", "LoRA", "8", "56.0", "16.0", "2.00", "4.1%"]]
 
 
 def test_markdown(kernels: list[KernelRun], tmp_path: Path) -> None:
@@ -41,6 +41,6 @@ def test_markdown(kernels: list[KernelRun], tmp_path: Path) -> None:
     text = path.read_text()
     assert text.startswith("# A step\n\n    tensorrt-lora trace --preset x\n\n- commit: 123\n")
     assert "(trace.png)" in text
-    assert "| `_lora_shrink_kernel` | LoRA | 8 | 56.0 | 7.00 | 14.4% |" in text
+    assert "| `_lora_shrink_kernel` | LoRA | 8 | 56.0 | 16.0 | 2.00 | 4.1% |" in text
     assert "| `_lora_shrink_kernel` | `nvjet_tst_64x8_64x16_4x1_v_bz_TNT` | 4 | 40.0 | 40.0 |" in text
     assert "| `_lora_shrink_kernel` | none | 4 | 16.0 | 0.0 |" in text
