@@ -1,7 +1,7 @@
 """Which adapter an id stands for.
 
 Owns the table from ids to names and paths, so that one id never means two adapters, and which ids were unloaded. Asked
-by `AdapterStore` under its lock.
+by `AdapterStore` and its `LoaderThreads` under the store's lock.
 """
 
 import os

@@ -1,6 +1,7 @@
 """Makes the handle of what a request asks for: one adapter read, or several combined.
 
-Called by `AdapterStore` on its loader threads, several calls at a time. Knows no limit but the size of one adapter.
+Made by `AdapterStore`, called by its `LoaderThreads`, several calls at a time. Knows no limit but the size of one
+adapter.
 """
 
 import threading

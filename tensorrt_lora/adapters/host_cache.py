@@ -1,7 +1,7 @@
 """Which adapters stay in host memory.
 
 Owns the count and byte limits, the references that requests hold, and who makes room for whom. Policy only:
-no files, no threads. `AdapterStore` calls it under its lock.
+no files, no threads. `AdapterStore` and its `LoaderThreads` call it under the store's lock.
 """
 
 import time

@@ -1,6 +1,6 @@
 """Which adapters are to be read, in what order, and who waits for each.
 
-Owned by `AdapterStore`, which calls it under its lock. Knows neither files nor memory.
+Owned by `AdapterStore`; called by it and its `LoaderThreads`, under its lock. Knows neither files nor memory.
 """
 
 from collections.abc import Callable

@@ -106,8 +106,12 @@ class PlanCase:
         """Those that differ for this projection and batch: the others would have to run as one of them."""
         assert self._params is not None
         base = self._linears[0].base(self._x)
-        can_fuse = base.can_fuse(self._params.layer_info[self._lora.key(0)])
-        plans = [plan for plan in LoraPlan if can_fuse or not plan.shares_base_launch]
+        tables = self._params.layer_info[self._lora.key(0)]
+
+        def runs(plan: LoraPlan) -> bool:
+            return not plan.shares_base_launch or base.can_fuse(tables, expand=plan is LoraPlan.FUSED)
+
+        plans = [plan for plan in LoraPlan if runs(plan)]
         return [plan for plan in plans if self._is_gated or plan is not LoraPlan.EXPAND_IN_CONSUMER]
 
     def links(self, plan: LoraPlan | None) -> list[Link]:

@@ -1,6 +1,6 @@
 """From a prescribed form to a grammar over the model's tokens.
 
-Owns the tokenizer's view of the vocabulary and the grammars of recent schemas. Made by `PyExecutor` where
+Owns the tokenizer's view of the vocabulary and the grammars of recent schemas. Made by `LlmRequestFactory` where
 `guided_decoding_backend` asks for it; llguidance, a Rust library, does the work. Knows no requests.
 """
 

@@ -4,10 +4,10 @@ Called by `PyExecutor` and `StepRunner`. Owns what a request holds meanwhile, wh
 clients are told of its sequences. Decides neither what runs nor how.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from tensorrt_lora.adapters.adapter_handle import AdapterHandle
+from tensorrt_lora.adapters.adapter_store import AdapterStore
 from tensorrt_lora.engine.generation_request import GenerationResponse
 from tensorrt_lora.engine.llm_request import LlmRequest, RequestState
 from tensorrt_lora.engine.sampler import SampledToken
@@ -26,12 +26,12 @@ class LiveRequests:
     """Whatever happens to a sequence comes back as the response to send; its end is in the response.
 
     Args:
-        release_adapter: gives back what a request held; called once for each, with its last response.
+        store: gets back the adapter of a request with its last response; None in an engine without LoRA.
     """
 
-    def __init__(self, scheduler: Scheduler, release_adapter: Callable[[AdapterHandle | None], None]) -> None:
+    def __init__(self, scheduler: Scheduler, store: AdapterStore | None) -> None:
         self._scheduler = scheduler
-        self._release_adapter = release_adapter
+        self._store = store
         self._live: dict[int, _LiveRequest] = {}
 
     def __len__(self) -> int:
@@ -93,5 +93,7 @@ class LiveRequests:
             live.sequences.remove(sequence)
             if not live.sequences:
                 del self._live[sequence.request_id]
-                self._release_adapter(live.handle)
+                if live.handle is not None:
+                    assert self._store is not None
+                    self._store.release(live.handle)
         return response

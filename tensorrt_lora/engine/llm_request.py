@@ -1,6 +1,6 @@
 """One sequence on its way through the engine: its tokens, its pages, its state, and the rule that ends it.
 
-Made from a `GenerationRequest` by the executor (one per sequence), moved by the scheduler, read by the model
+Made from a `GenerationRequest` by `LlmRequestFactory` (one per sequence), moved by the scheduler, read by the model
 engine and the sampler. Host data only; stop strings belong to the front, which aborts.
 """
 
@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from tensorrt_lora.adapters.adapter_handle import AdapterHandle
-from tensorrt_lora.engine.counter_rng import derive_seed
-from tensorrt_lora.engine.generation_request import FinishReason, GenerationRequest
+from tensorrt_lora.engine.generation_request import FinishReason
 from tensorrt_lora.engine.token_grammar import TokenGrammar
 from tensorrt_lora.lora.adapter_slot_manager import AdapterKey
 from tensorrt_lora.sampling_params import Logprob, SamplingParams
@@ -170,35 +169,3 @@ class LlmRequest:
             return range(0)
         first = max(start, len(self.prompt_logprobs) - 1)
         return range(first, max(first, min(stop, self.num_prompt_tokens - 1)))
-
-
-def create_llm_requests(
-    message: GenerationRequest,
-    *,
-    adapter: AdapterHandle | None,
-    eos_token_ids: tuple[int, ...],
-    engine_seed: int,
-    arrival: int,
-    grammar: TokenGrammar | None = None,
-) -> list[LlmRequest]:
-    """The `n` sequences of a request.
-
-    Each gets its own seed: from the request's seed and the sequence index, or, without one, from the engine's
-    seed, the request id and the sequence index.
-    """
-    params = message.sampling_params
-    origin = (params.seed,) if params.seed is not None else (engine_seed, message.request_id)
-    return [
-        LlmRequest(
-            request_id=message.request_id,
-            prompt_token_ids=message.prompt_token_ids,
-            sampling_params=params,
-            sequence_index=index,
-            adapter=adapter,
-            seed=derive_seed(*origin, index),
-            arrival=arrival,
-            eos_token_ids=eos_token_ids,
-            grammar=None if grammar is None else grammar.copy(),
-        )
-        for index in range(params.n)
-    ]

@@ -1,6 +1,6 @@
 """One forward of the model over a scheduled batch: inputs, attention metadata, LoRA, and the graph or eager run.
 
-Called once a step by `PyExecutor`. Wires what the ranks below provide; decides nothing about requests.
+Called once a step by `StepRunner`. Wires what the ranks below provide; decides nothing about requests.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,6 +1,6 @@
 """Log-probabilities of a prompt's own tokens, gathered chunk by chunk.
 
-Called by the executor with the logits that the model engine kept for `LlmRequest.prompt_logprob_positions`.
+Called by `StepRunner` with the logits that the model engine kept for `LlmRequest.prompt_logprob_positions`.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """From logits to tokens: one row each, independent of all other rows.
 
-Called by the executor after each forward. Order: log-probabilities (of the raw logits), penalties, masking of
+Called by `StepRunner` after each forward. Order: log-probabilities (of the raw logits), penalties, masking of
 end and stop tokens below min_tokens and of what a prescribed form forbids; then the best token, or temperature,
 top-k, top-p, min-p and a draw. Appends nothing to requests.
 """

@@ -1,6 +1,6 @@
 """What one step computes: prefill chunks first, then one token for each request in decode.
 
-Made by the scheduler, read by the model engine and the executor. Knows nothing of tensors.
+Made by the scheduler, read by the model engine and `StepRunner`. Knows nothing of tensors.
 """
 
 from dataclasses import dataclass, field

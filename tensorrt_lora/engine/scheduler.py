@@ -1,8 +1,8 @@
 """Which requests run in the next step, and with how many tokens.
 
-Called by the executor: `add`, then per step `schedule`, the forward, `complete_step`; `finish`, `abort` and
-`fail` at any time between. Owns waiting and running requests; knows pages and adapters through their managers
-only, and no tensors.
+Called by `PyExecutor` and its parts: `add` (`LiveRequests`), then per step `schedule` and, after the forward,
+`complete_step` (`StepRunner`); `finish`, `abort` and `fail` (`LiveRequests`) at any time between. Owns waiting and
+running requests; knows pages and adapters through their managers only, and no tensors.
 """
 
 from bisect import insort

@@ -1,10 +1,12 @@
 """Adapters on their way to a slot while others run: a part with each step, so that no step waits for all of it.
 
-Called by `PyExecutor` before each step, with the adapters of requests that have not started. An adapter that finds no
-slot this way is copied by the step that it starts in.
+Called by `AwaitedRequests` before each step, with the adapters of requests that have not started. An adapter that
+finds no slot this way is copied by the step that it starts in.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+import math
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +15,9 @@ from tensorrt_lora.adapters.adapter_handle import AdapterHandle
 from tensorrt_lora.lora.adapter_slot_manager import AdapterKey, Slot
 from tensorrt_lora.lora.cuda_graph_lora_manager import CudaGraphLoraManager
 
-_BYTES_PER_STEP = 2**24  # 4 ms where a CPU copies, 0.3 ms from page-locked memory to a GPU
+_BYTES_PER_STEP = 2**24  # of one adapter: 0.3 ms from page-locked memory to a GPU
+_HOST_SHARE = 0.05  # of the time, where the thread that copies runs the steps too
+_HOST_PATIENCE_S = 1.0  # time that was not used for copies counts no longer than this
 
 
 @dataclass(slots=True)
@@ -23,12 +27,23 @@ class _Upload:
 
 
 class SlotUploads:
-    """Copies in stream order, like the steps; nothing here waits for the device."""
+    """Copies in stream order, like the steps; nothing here waits for the device.
 
-    def __init__(self, lora_manager: CudaGraphLoraManager) -> None:
+    Args:
+        on_host: the steps run on the processors that copy: what bounds a part is the time it takes.
+        clock: seconds.
+    """
+
+    def __init__(
+        self, lora_manager: CudaGraphLoraManager, *, on_host: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._lora_manager = lora_manager
         self._slots = lora_manager.slot_manager
         self._uploads: dict[AdapterKey, _Upload] = {}
+        self._on_host = on_host
+        self._clock = clock
+        self._used_until = -math.inf  # copies so far took their share of the time until then
+        self._deadline = math.inf
 
     @property
     def has_any(self) -> bool:
@@ -38,7 +53,7 @@ class SlotUploads:
     def advance(
         self, wanted: Mapping[AdapterKey, AdapterHandle], active: Collection[AdapterKey], *, is_idle: bool
     ) -> set[AdapterKey]:
-        """Copy the next part of every adapter; returns those whose requests may start.
+        """Copy the next part of the adapters; returns those whose requests may start.
 
         Args:
             wanted: by requests that are to start. Whatever else was on its way is given up.
@@ -47,7 +62,13 @@ class SlotUploads:
         """
         for key in self._uploads.keys() - wanted.keys():
             self._give_up(key)
-        return {key for key, adapter in wanted.items() if self._is_ready(adapter, active, is_idle=is_idle)}
+        start = self._clock()
+        self._used_until = max(self._used_until, start - _HOST_PATIENCE_S)
+        if self._on_host:
+            self._deadline = start + _HOST_SHARE * (start - self._used_until)
+        ready = {key for key, adapter in wanted.items() if self._is_ready(adapter, active, is_idle=is_idle)}
+        self._used_until += (self._clock() - start) / _HOST_SHARE
+        return ready
 
     def _is_ready(self, adapter: AdapterHandle, active: Collection[AdapterKey], *, is_idle: bool) -> bool:
         key = adapter.key
@@ -60,13 +81,14 @@ class SlotUploads:
             self._uploads.pop(key, None)
             return True
         copied = 0
-        for nbytes in upload.copies:
+        while copied < _BYTES_PER_STEP and self._clock() < self._deadline:
+            nbytes = next(upload.copies, None)
+            if nbytes is None:
+                del self._uploads[key]
+                self._slots.settle(key)
+                return True
             copied += nbytes
-            if copied >= _BYTES_PER_STEP:
-                return False
-        del self._uploads[key]
-        self._slots.settle(key)
-        return True
+        return False
 
     def _begin(self, adapter: AdapterHandle, active: Collection[AdapterKey]) -> _Upload | None:
         slot = self._slots.reserve(adapter, active)

@@ -46,13 +46,20 @@ from tensorrt_lora.kernels.streamed_linear_config import (
 
 _EXPAND_RANK = 64  # rank rows of B in registers at once
 _SHRINK_WARPS = 4
+_MOST_EXPANDED_VALUES = 64 * 64  # of a tile: with more, its sums and its delta do not fit into registers
 
 
-def can_fuse(tokens: int, weight: LinearWeight, tables: LoraTables) -> bool:
-    """Whether one launch serves such a product: few tokens, and no tile of outputs in two modules."""
+def can_fuse(tokens: int, weight: LinearWeight, tables: LoraTables, *, expand: bool = True) -> bool:
+    """Whether one launch serves such a product: few tokens, and no tile of outputs in two modules.
+
+    Args:
+        expand: whether it has the expand in it, as in `lora_linear`; not so in `linear_and_shrink`.
+    """
     if weight.counters is None or tables.counters is None or not 0 < tokens <= MAX_STREAMED_TOKENS:
         return False
     config = _base_config(tokens, weight)
+    if expand and config.block_m * config.block_n > _MOST_EXPANDED_VALUES:
+        return False
     return config.num_warps == _SHRINK_WARPS and all(size % config.block_n == 0 for size in tables.output_sizes)
 
 

@@ -251,9 +251,13 @@ def sum_of_splits(
     tile = m.to(tl.int64)[None, :] * out_features + n[:, None]
     plane = num_tokens.to(tl.int64) * out_features
     acc = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
-    for split in tl.static_range(SPLITS):
-        # Past the first-level cache, which knows nothing of what other SMs wrote.
-        acc += tl.load(partials + split * plane + tile, mask=live, other=0.0, cache_modifier=".cg")
+    # Past the first-level cache, which knows nothing of what other SMs wrote. All at once, if registers suffice.
+    if BLOCK_N * BLOCK_M * SPLITS <= 64 * 64 * 4:
+        for split in tl.static_range(SPLITS):
+            acc += tl.load(partials + split * plane + tile, mask=live, other=0.0, cache_modifier=".cg")
+    else:
+        for split in tl.range(SPLITS, num_stages=1):
+            acc += tl.load(partials + split * plane + tile, mask=live, other=0.0, cache_modifier=".cg")
     return acc
 
 

@@ -48,9 +48,9 @@ class BaseProjection:
     def __call__(self) -> torch.Tensor:
         return linear(self.base_input(), self.weight, self.x.dtype).unflatten(0, self.x.shape[:-1])
 
-    def can_fuse(self, tables: LoraTables) -> bool:
-        """Whether one launch serves this projection and its LoRA."""
-        return self.x.is_contiguous() and can_fuse(self.x.shape[:-1].numel(), self.weight, tables)
+    def can_fuse(self, tables: LoraTables, *, expand: bool = True) -> bool:
+        """Whether one launch serves this projection and its LoRA, with or without the expand."""
+        return self.x.is_contiguous() and can_fuse(self.x.shape[:-1].numel(), self.weight, tables, expand=expand)
 
     def with_lora(self, tables: LoraTables, batch: LoraBatch) -> torch.Tensor:
         """Base and LoRA in one launch."""
@@ -193,7 +193,7 @@ class LoraLayer(nn.Module):
         if lora_params is not None and do_multi_stream():
             params = lora_params["cuda_graph_params"]
             tables = params.layer_info.get(self.key(layer_idx))
-            if tables is not None and base.can_fuse(tables):
+            if tables is not None and base.can_fuse(tables, expand=False):
                 plan = lora_params["lora_plans"].plan_for(_shape_of(base, tables))
                 if plan is LoraPlan.EXPAND_IN_CONSUMER:
                     return base.with_shrink(tables, params.batch)

@@ -4,11 +4,10 @@ from dataclasses import fields
 import pytest
 
 from tensorrt_lora.engine.generation_request import AbortRequest, GenerationRequest, GenerationResponse
-from tensorrt_lora.engine.llm_request import RequestState, create_llm_requests
 from tensorrt_lora.engine.scheduled_requests import ContextChunk, ScheduledRequests
 from tensorrt_lora.lora_request import LoRARequest
 from tensorrt_lora.sampling_params import Logprob, SamplingParams
-from tests.support.llm_requests import FakeAdapter, append_token, make_request
+from tests.support.llm_requests import append_token, make_request
 
 EOS = (2, 7)
 
@@ -80,39 +79,6 @@ def test_prompt_logprob_positions_cover_each_prompt_token_once():
     assert not request.prompt_logprob_positions(0, 5)
     assert not request.prompt_logprob_positions(5, 9)
     assert not make_request(1, prompt_logprobs=0).prompt_logprob_positions(0, 1)
-
-
-def make_message(**sampling):
-    return GenerationRequest(11, [1, 2, 3], SamplingParams(temperature=1.0, **sampling))
-
-
-def create(message, *, engine_seed=0, adapter=None):
-    return create_llm_requests(message, adapter=adapter, eos_token_ids=EOS, engine_seed=engine_seed, arrival=4)
-
-
-def test_sequences_of_one_request_differ_in_index_and_seed_only():
-    adapter = FakeAdapter(3)
-    requests = create(make_message(n=4, seed=9), adapter=adapter)
-    assert [request.sequence_index for request in requests] == [0, 1, 2, 3]
-    assert len({request.seed for request in requests}) == 4
-    for request in requests:
-        assert request.request_id == 11 and request.arrival == 4 and request.eos_token_ids == EOS
-        assert request.prompt_token_ids == [1, 2, 3] and request.adapter is adapter
-        assert request.adapter_key == (3, "v1") and request.state is RequestState.WAITING
-    append_token(requests[0], 5)
-    assert requests[1].output_token_ids == []
-
-
-def test_seeds_come_from_the_request_or_else_from_the_engine():
-    given = create(make_message(seed=9))[0].seed
-    assert create(make_message(seed=9), engine_seed=1)[0].seed == given
-    assert create(make_message(seed=9, n=2))[0].seed == given
-    assert create(make_message(seed=10))[0].seed != given
-    own = create(make_message())[0].seed
-    assert create(make_message())[0].seed == own
-    assert create(make_message(), engine_seed=1)[0].seed != own
-    other_id = GenerationRequest(12, [1, 2, 3], SamplingParams(temperature=1.0))
-    assert create(other_id)[0].seed != own
 
 
 def test_messages_survive_pickling():

@@ -1,11 +1,15 @@
 """The projections' kernels compile for sm_90 in every configuration, fit, and spill nothing."""
 
 import re
+from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 import triton
 
+from tensorrt_lora.bench.linear_case import projection_shapes
+from tensorrt_lora.config.model_presets import preset_names
 from tensorrt_lora.kernels.lora_batch import BIAS_ROW, DECODE_TILE_SIZE, GAIN_ROW, RANK_PAGE
 from tensorrt_lora.kernels.lora_linear import _lora_linear_kernel
 from tensorrt_lora.kernels.lora_shrink import num_splits, shrink_config
@@ -19,7 +23,7 @@ INDICES = dict.fromkeys(
     ("page_table", "rank", "extras", "token_slots", "sorted_tokens", "tile_slot", "tile_start", "tile_len"), "i32"
 )
 ACCESS = re.compile(r"(ld|st|atom|red)\.global|cp\.async\.c[ag]\.shared")
-SHAPES = [(10240, 5120), (5120, 8192), (51200, 5120), (5120, 25600), (24576, 4096), (1024, 3072)]
+SHAPES = [(10240, 5120), (5120, 8192), (5120, 25600)]
 
 
 def pointers(scales: int) -> dict[str, str]:
@@ -76,30 +80,51 @@ def config_of(tokens: int, shape: tuple[int, int], scales: int) -> StreamedLinea
     return streamed_linear_config(tokens, *shape, itemsize=itemsize, block_scales=scales == BLOCK_SCALES)
 
 
-@pytest.mark.parametrize("scales", [NO_SCALES, ROW_SCALES, BLOCK_SCALES])
-@pytest.mark.parametrize("tokens", [1, 32, 64, 512])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_streamed_linear(shape: tuple[int, int], tokens: int, scales: int) -> None:
-    if tokens > 64 and scales != BLOCK_SCALES:
-        pytest.skip("left to cuBLAS")
-    config = config_of(tokens, shape, scales)
+def shipped_launches() -> list[tuple[StreamedLinearConfig, int, int]]:
+    """(config, splits, scales) of all presets' projections. Of launches that differ in splits alone, those of most."""
+    found: dict[tuple[object, ...], tuple[StreamedLinearConfig, int, int]] = {}
+    for preset in preset_names():
+        stored = (ROW_SCALES, BLOCK_SCALES) if "fp8" in preset else (NO_SCALES,)
+        for shape, tokens, scales in product(projection_shapes(preset), (1, 32, 64), stored):
+            config = config_of(tokens, (shape.out_features, shape.in_features), scales)
+            splits = -(-shape.in_features // config.split_width(shape.in_features))
+            key = (replace(config, splits=0), splits > 1, scales)
+            found[key] = max(found.get(key, (config, splits, scales)), (config, splits, scales), key=lambda one: one[1])
+    return list(found.values())
+
+
+@pytest.mark.parametrize(("config", "splits", "scales"), shipped_launches())
+def test_every_shipped_launch(config: StreamedLinearConfig, splits: int, scales: int) -> None:
     types = pointers(scales)
     types["x"] = types["base_x"]
-    for even_k in (True, False):
-        constants = base_constants(config, scales, shape[1], EVEN_K=even_k, HAS_BIAS=not even_k)
-        assert_fits(compile_sm90(_streamed_linear_kernel, types, constants, config.num_warps, config.num_stages))
+    constants = base_constants(config, scales, 8192, SPLITS=splits)
+    assert_fits(compile_sm90(_streamed_linear_kernel, types, constants, config.num_warps, config.num_stages))
+    types["x"] = "bf16"
+    constants |= lora_constants(config.block_m, 8192, modules=2, max_rank=64)
+    constants["EXPAND"] = config.block_m * config.block_n <= 64 * 64  # as `can_fuse` asks
+    assert_fits(compile_sm90(_lora_linear_kernel, types, constants, config.num_warps, config.num_stages))
 
 
 @pytest.mark.parametrize("scales", [NO_SCALES, ROW_SCALES, BLOCK_SCALES])
-@pytest.mark.parametrize(("tokens", "modules", "max_rank"), [(1, 3, 32), (8, 1, 16), (64, 2, 64), (32, 3, 256)])
-@pytest.mark.parametrize("shape", SHAPES[:2])
-def test_lora_linear(shape: tuple[int, int], tokens: int, modules: int, max_rank: int, scales: int) -> None:
-    config = config_of(tokens, shape, scales)
-    constants = base_constants(config, scales, shape[1]) | lora_constants(tokens, shape[1], modules, max_rank)
-    types = pointers(scales) | {"x": "bf16"}
-    for expand in (True, False):
-        constants["EXPAND"] = expand
-        assert_fits(compile_sm90(_lora_linear_kernel, types, constants, config.num_warps, config.num_stages))
+@pytest.mark.parametrize("tokens", [1, 64, 512])
+def test_odd_widths_and_biases(tokens: int, scales: int) -> None:
+    if tokens > 64 and scales != BLOCK_SCALES:
+        pytest.skip("left to cuBLAS")
+    config = config_of(tokens, SHAPES[1], scales)
+    types = pointers(scales)
+    types["x"] = types["base_x"]
+    constants = base_constants(config, scales, SHAPES[1][1], EVEN_K=False, HAS_BIAS=True)
+    assert_fits(compile_sm90(_streamed_linear_kernel, types, constants, config.num_warps, config.num_stages))
+
+
+@pytest.mark.parametrize("expand", [True, False])
+@pytest.mark.parametrize(("tokens", "modules", "max_rank"), [(1, 3, 32), (8, 1, 16), (32, 3, 256)])
+def test_ranks_and_modules(tokens: int, modules: int, max_rank: int, expand: bool) -> None:
+    config = config_of(tokens, SHAPES[0], ROW_SCALES)
+    constants = base_constants(config, ROW_SCALES, SHAPES[0][1])
+    constants |= lora_constants(tokens, SHAPES[0][1], modules, max_rank) | {"EXPAND": expand}
+    types = pointers(ROW_SCALES) | {"x": "bf16"}
+    assert_fits(compile_sm90(_lora_linear_kernel, types, constants, config.num_warps, config.num_stages))
 
 
 def test_scale_product() -> None:
@@ -110,7 +135,7 @@ def test_scale_product() -> None:
 
 @pytest.mark.parametrize("scales", [NO_SCALES, ROW_SCALES, BLOCK_SCALES])
 def test_nothing_that_a_kernel_writes_is_touched_before_the_wait(scales: int) -> None:
-    shape = SHAPES[3]
+    shape = SHAPES[2]
     config = config_of(1, shape, scales)
     constants = base_constants(config, scales, shape[1])
     types = pointers(scales)

@@ -146,6 +146,12 @@ def test_what_can_be_fused() -> None:
     tables.counters = torch.zeros(NUM_LORA_COUNTERS, dtype=torch.int32)
     assert can_fuse(1, weight, tables) and can_fuse(64, weight, tables)
     assert not can_fuse(0, weight, tables) and not can_fuse(65, weight, tables)
+    wide = LinearWeight(torch.empty((51200, 5120), dtype=torch.float8_e4m3fn), counters=weight.counters)
+    wide.scale = torch.empty(51200)
+    halves = make_lora_tables(in_features=8, output_sizes=(25600, 25600), ranks=[[1], [1]])
+    halves.counters = tables.counters
+    assert can_fuse(16, wide, halves) and not can_fuse(64, wide, halves), "its tile and delta exceed the registers"
+    assert can_fuse(64, wide, halves, expand=False)
     odd = make_lora_tables(in_features=64, output_sizes=(72, 56), ranks=[[4], [2]])
     odd.counters = tables.counters
     assert not can_fuse(1, weight, odd)
