@@ -1,7 +1,6 @@
 """The threads with nothing but what they share with the store. Waits are bounded: a hang is a failure."""
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
 
 import pytest
@@ -38,9 +37,9 @@ class Shared:
         self.queue = LoadQueue()
         self.changed = threading.Condition()
 
-    def start_threads(self) -> LoaderThreads:
+    def start_threads(self, num_threads: int = 2) -> LoaderThreads:
         reader = AdapterSourceReader(read, None, self.cache.peek, max_bytes=2**20)
-        return LoaderThreads(reader, self.registry, self.cache, self.queue, self.changed, num_threads=2)
+        return LoaderThreads(reader, self.registry, self.cache, self.queue, self.changed, num_threads=num_threads)
 
     def ask(self, request: LoRARequest) -> Future[AdapterHandle]:
         waiter: Future[AdapterHandle] = Future()
@@ -91,23 +90,19 @@ def test_the_id_of_a_load_that_failed_is_free(shared: Shared, threads: LoaderThr
         assert list(shared.registry.known) == [1] and not shared.queue.joinable
 
 
-def ask_none(shared: Shared) -> list[Future[AdapterHandle]]:
-    return []
-
-
-def ask_more_than_there_is_room_for(shared: Shared) -> list[Future[AdapterHandle]]:
-    shared.ask(ONE).result(TIMEOUT)
-    return [shared.ask(request) for request in (TWO, LoRARequest("a4", 4, "/a4"), LoRARequest("a5", 5, "/a5"))]
-
-
-@pytest.mark.parametrize("ask", [ask_none, ask_more_than_there_is_room_for])
-def test_closing_ends_threads_and_waits(shared: Shared, ask: Callable[[Shared], list[Future[AdapterHandle]]]):
-    threads = shared.start_threads()
-    waiters = ask(shared)
+def test_closing_ends_the_threads_and_what_they_have_not_begun(shared: Shared):
+    threads = shared.start_threads(num_threads=0)
+    waiters = [shared.ask(request) for request in (ONE, TWO, ONE)]
     assert not threads.closed
     threads.close()
-    assert threads.closed
+    assert threads.closed and not shared.queue.joinable
     for waiter in waiters:
         with pytest.raises(RuntimeError, match="the adapter store is closed"):
             waiter.result(0)
-    assert not shared.queue.joinable
+
+
+def test_threads_that_have_nothing_to_do_end_too(shared: Shared):
+    threads = shared.start_threads()
+    assert shared.ask(ONE).result(TIMEOUT).name == "a1"
+    threads.close()
+    assert threads.closed

@@ -11,7 +11,7 @@ import triton
 from tensorrt_lora.bench.linear_case import projection_shapes
 from tensorrt_lora.config.model_presets import preset_names
 from tensorrt_lora.kernels.lora_batch import BIAS_ROW, DECODE_TILE_SIZE, GAIN_ROW, RANK_PAGE
-from tensorrt_lora.kernels.lora_linear import _lora_linear_kernel
+from tensorrt_lora.kernels.lora_linear_kernel import _lora_linear_kernel
 from tensorrt_lora.kernels.lora_shrink import num_splits, shrink_config
 from tensorrt_lora.kernels.scale_product import BLOCK_N, BLOCK_T, NUM_WARPS, _scale_product_kernel
 from tensorrt_lora.kernels.streamed_linear import BLOCK_SCALES, NO_SCALES, ROW_SCALES, _streamed_linear_kernel
