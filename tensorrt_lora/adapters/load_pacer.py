@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 GiveWay = Callable[[], None]
-_WORK_AT_ONCE_S = 1e-3  # a sleep takes some tens of microseconds to begin and to end
+_WORK_AT_ONCE_S = 5e-3  # with many short sleeps the same load takes more of the processor
 
 
 def go_on() -> None:
@@ -46,7 +46,7 @@ class LoadPacer:
         self._accounted = threading.local()
 
     def give_way(self) -> None:
-        """Pause for what the calling thread worked since it last did; a loader calls this some times a millisecond."""
+        """Pause for what the calling thread worked since it last did; a loader calls it after each piece."""
         if not self._pause_ratio:
             return
         worked = self._work_clock()

@@ -129,7 +129,9 @@ class LoaderThreads:
                     raise AdapterError(load.request.name, load.request.path, [problem], "does_not_fit")
                 if self._cache.admit(handle, self._arrived[: self._arrived.index(handle)]):
                     break
-                self._changed.wait()
+                # The store may have been closed while the adapter was read: nobody would end the wait.
+                if not self._closed:
+                    self._changed.wait()
                 if self._closed:
                     raise RuntimeError(STORE_CLOSED)
         finally:

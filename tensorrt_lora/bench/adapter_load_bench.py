@@ -80,7 +80,7 @@ class AdapterLoadBench:
         llm: with LoRA, slots for the adapters' rank and host memory for one of them at least.
         adapters: each is loaded, used for one token, and unloaded, in turn.
         num_streams: base requests that run all the time.
-        quiet_seconds: how long nothing is loaded, first.
+        quiet_seconds: how long nothing is loaded before each, since steps grow longer as the streams do.
     """
 
     def __init__(
@@ -103,9 +103,9 @@ class AdapterLoadBench:
         try:
             for event in started:
                 await event.wait()
-            with self._span("before"):
-                await asyncio.sleep(self._quiet_seconds)
             for adapter in self._adapters:
+                with self._span("before"):
+                    await asyncio.sleep(self._quiet_seconds)
                 await self._load(adapter)
         finally:
             for stream in streams:

@@ -82,7 +82,8 @@ class PyExecutor:
             max_adapter_wait_iters=args.scheduler_config.max_adapter_wait_iters,
         )
         on_host = computes_on_host(loaded.device)
-        self._load_pacer = LoadPacer(_LOAD_PAUSE_RATIO if on_host else 0.0, lambda: self.scheduler.has_unfinished)
+        scheduler = self.scheduler  # loader threads must not keep the whole engine alive
+        self._load_pacer = LoadPacer(_LOAD_PAUSE_RATIO if on_host else 0.0, lambda: scheduler.has_unfinished)
         self.adapter_store = create_adapter_store(args, loaded, read_adapter, self._load_pacer)
         self._adapter_control = AdapterControl(self.adapter_store, self._slots)
         slot_uploads = SlotUploads(loaded.lora_manager, on_host=on_host) if loaded.lora_manager is not None else None

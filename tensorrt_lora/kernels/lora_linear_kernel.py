@@ -1,7 +1,6 @@
 """The kernel of `lora_linear`: which program does what, and how programs wait for each other.
 
-Launched by `lora_linear_triton` alone. The device functions of the base are those of `streamed_linear`, of the shrink those
-of `lora_shrink`.
+Launched by `lora_linear_triton` alone. Its parts are the device functions of `streamed_linear` and `lora_shrink`.
 """
 
 import triton

@@ -349,6 +349,31 @@ def test_closing_ends_all_waits(disk, requests):
             _get(waiter)
 
 
+def test_closing_while_an_adapter_is_read_that_finds_no_room(disk, requests):
+    reading, go_on = threading.Event(), threading.Event()
+
+    def read(request: LoRARequest) -> AdapterWeights:
+        if request is requests[1]:
+            reading.set()
+            assert go_on.wait(_TIMEOUT)
+        return disk.read(request)
+
+    store = AdapterStore(read, max_adapters=1, max_bytes=2**30)
+    _get(store.acquire(requests[0]))
+    waiter = store.acquire(requests[1])
+    assert reading.wait(_TIMEOUT)
+    closer = threading.Thread(target=store.close, daemon=True)
+    closer.start()
+    with pytest.raises(RuntimeError, match="the adapter store is closed"):
+        while True:  # until the store is closed
+            _get(store.acquire(requests[0]))
+    go_on.set()
+    with pytest.raises(RuntimeError, match="the adapter store is closed"):
+        _get(waiter)
+    closer.join(_TIMEOUT)
+    assert not closer.is_alive()
+
+
 def test_many_threads_and_little_room(make_store, requests):
     """Eight users of four adapters in room for two: everybody is served, with the right adapter."""
     store = make_store(max_adapters=2)

@@ -34,7 +34,7 @@ def test_every_adapter_is_loaded_used_and_unloaded_beside_the_streams(model_dir:
     with LLM(model_dir, progress=False, **fields) as llm:
         result = AdapterLoadBench(llm, adapters, num_streams=2, quiet_seconds=0.1).run()
         assert llm.list_loras() == [] and llm.stats().adapter_loads == 3
-    assert [span.phase for span in result.spans] == ["before", *["loading", "first use"] * 3]
+    assert [span.phase for span in result.spans] == ["before", "loading", "first use"] * 3
     assert len(result.load_seconds) == 3 and result.tokens
 
 

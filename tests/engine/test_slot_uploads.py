@@ -1,5 +1,7 @@
 """Adapters copied to their slot bit by bit: complete before they are used, given up without a trace."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,8 @@ from tensorrt_lora import LoraConfig, LoRARequest, SamplingParams, TorchLlmArgs
 from tensorrt_lora.engine import slot_uploads
 from tensorrt_lora.engine.generation_request import GenerationRequest
 from tensorrt_lora.engine.py_executor import PyExecutor
+from tensorrt_lora.engine.slot_uploads import SlotUploads
+from tensorrt_lora.lora.adapter_slot_manager import AdapterKey, AdapterSlotManager, Slot
 from tests.support.tiny_adapters import config_fields, find_sites, random_tensors, write_adapter
 from tests.support.tiny_models import make_tiny_model, save_tiny_model
 
@@ -34,6 +38,7 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> list[LoRARequest]:
 @pytest.fixture
 def executor(model_dir: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(slot_uploads, "_BYTES_PER_STEP", 1)  # a module with each step
+    monkeypatch.setattr(slot_uploads, "_HOST_SHARE", 1e9)  # whatever the time it takes
     args = TorchLlmArgs(
         model=str(model_dir),
         device="cpu",
@@ -127,3 +132,60 @@ def test_a_step_that_is_short_of_slots_takes_the_reserved_one(executor: PyExecut
         send(executor, number, adapters[number])
     tokens = finish(executor)
     assert [tokens[number] for number in range(3)] == expected
+
+
+@dataclass(frozen=True)
+class _Adapter:
+    key: AdapterKey
+    num_pages: int = 1
+
+
+@dataclass
+class _SlowManager:
+    """Copies that take time on a clock of their own: 100 modules of an adapter, `seconds` each."""
+
+    seconds: float
+    now: float = 50.0
+    num_copies: int = 0
+    slot_manager: AdapterSlotManager = field(default_factory=lambda: AdapterSlotManager(num_slots=4, num_pages=4))
+
+    def slot_copies(self, slot: Slot, adapter: _Adapter) -> Iterator[int]:
+        for _ in range(100):
+            self.now += self.seconds
+            self.num_copies += 1
+            yield 1000
+
+    def copies_by_step(self, uploads: SlotUploads, num_adapters: int, step_seconds: float) -> list[int]:
+        """Modules copied before each step until all adapters are ready."""
+        wanted = {key: _Adapter(key) for key in (AdapterKey(number, "v") for number in range(num_adapters))}
+        copies = []
+        while wanted:
+            before = self.num_copies
+            for key in uploads.advance(wanted, (), is_idle=False):
+                del wanted[key]
+            copies.append(self.num_copies - before)
+            self.now += step_seconds
+        return copies
+
+
+@pytest.mark.parametrize("num_adapters", [1, 3])
+@pytest.mark.parametrize(
+    ("module_seconds", "step_seconds"), [(0.001, 0.1), (0.004, 0.1), (0.004, 0.001), (0.0001, 2.0)]
+)
+def test_copies_keep_to_their_share_of_the_hosts_time(module_seconds, step_seconds, num_adapters):
+    manager = _SlowManager(module_seconds)
+    copies = manager.copies_by_step(
+        SlotUploads(manager, on_host=True, clock=lambda: manager.now), num_adapters, step_seconds
+    )
+    assert sum(copies) == 100 * num_adapters
+    assert max(copies) * module_seconds <= 0.05 + module_seconds  # a first part may use up what was saved
+    # Later ones have 5 % of the time at hand, give or take a module.
+    seconds = sum(copies) * module_seconds
+    elapsed = len(copies) * step_seconds + seconds
+    assert seconds <= 0.05 * elapsed + 0.05 + module_seconds
+
+
+def test_time_is_no_bound_where_others_run_the_steps():
+    manager = _SlowManager(0.004)
+    copies = manager.copies_by_step(SlotUploads(manager, clock=lambda: manager.now), 2, 0.1)
+    assert copies == [200]
