@@ -30,6 +30,16 @@ def test_the_checkpoint_format_is_the_engines(sites, request_):
         AdapterReader(sites, LoraConfig(lora_ckpt_source="nemo"), torch.float32).read(request_)
 
 
+def test_a_reader_gives_way_and_reads_the_same(sites, request_):
+    pieces: list[None] = []
+    plain = AdapterReader(sites, LoraConfig(), torch.bfloat16).read(request_)
+    paced = AdapterReader(sites, LoraConfig(), torch.bfloat16, give_way=lambda: pieces.append(None)).read(request_)
+    assert len(pieces) >= 2 * len(plain.modules)
+    assert paced.version == plain.version and paced.modules.keys() == plain.modules.keys()
+    for key, module in plain.modules.items():
+        assert torch.equal(paced.modules[key].a, module.a) and torch.equal(paced.modules[key].b, module.b)
+
+
 @pytest.mark.gpu
 def test_the_host_copy_is_pinned_for_cuda(sites, request_):
     weights = AdapterReader(sites, LoraConfig(), torch.bfloat16, pin_memory=True).read(request_)
