@@ -58,8 +58,8 @@ class LoraConfig(StrictBaseModel):
     )
     overlap_lora_and_base: bool = Field(
         default=False,
-        description="Run LoRA on a second CUDA stream beside the base projection, inside CUDA graphs. "
-        "Same results, no effect on the CPU.",
+        description="Allow LoRA on a second CUDA stream beside the base projection, in CUDA graphs and in long "
+        "prefills; the plan table says where. Same results, no effect on the CPU.",
     )
     cuda_graph_specialize_lora: bool = Field(
         default=True,

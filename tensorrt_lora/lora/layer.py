@@ -151,8 +151,7 @@ class LoraLayer(nn.Module):
         if not targeted:
             return base_forward()
 
-        # Outside `with_multi_stream` nothing overlaps, and a delta of its own would only cost memory: gigabytes for a
-        # long prefill.
+        # Outside `with_multi_stream` nothing overlaps, and a delta of its own would only cost memory.
         plan = LoraPlan.SEQUENTIAL
         if do_multi_stream():
             plan = lora_params["lora_plans"].plan_for(_shape_of(base_forward, targeted[0]))
