@@ -1,7 +1,7 @@
 """Running two branches of a forward on two CUDA streams: the switch, the fork and the join.
 
-Called by `LoraLayer.forward_with_base` (the fork), `CUDAGraphRunner` and `PyTorchModelEngine` (the switch). Every stream and event of a
-forward is made, waited for and recorded here, so that the rules below are kept in one place:
+Called by `LoraLayer.forward_with_base` (the fork), `CUDAGraphRunner` and `PyTorchModelEngine` (the switch). Every
+stream and event of a forward is made, waited for and recorded here, so that the rules below are kept in one place:
 
 * the auxiliary stream waits for the main stream before its first use, and the main stream waits for it before
   anything else is queued there: a tensor freed after the join can be reused by the main stream without a race;
