@@ -20,6 +20,7 @@ from tensorrt_lora.attention_backend.interface import AttentionBackend, Attentio
 from tensorrt_lora.attention_backend.planning_turns import PlanningTurns
 from tensorrt_lora.kernels.decode_attention import HeadNormRope, PageTables, fused_decode_attention
 from tensorrt_lora.kernels.decode_attention_config import MAX_FUSED_REQUESTS, serves_head_group
+from tensorrt_lora.kernels.lora_delta import LoraDelta
 
 if TYPE_CHECKING:
     from flashinfer import BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper
@@ -146,12 +147,18 @@ class FlashInferAttentionMetadata(AttentionMetadata):
             self._plan_eager(batch, host)
 
     def decode(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, norm_rope: HeadNormRope, kv_cache: torch.Tensor
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        norm_rope: HeadNormRope,
+        kv_cache: torch.Tensor,
+        delta: LoraDelta | None,
     ) -> torch.Tensor:
         """All of a fused step's attention, as `AttentionBackend.decode`, over one layer's cache."""
         assert self._fuses_decode
         pages = PageTables(self._step.indptr, self._step.page_ids, self._step.last_page_len)
-        return fused_decode_attention(q, k, v, norm_rope, kv_cache, pages, self._workspace.decode)
+        return fused_decode_attention(q, k, v, norm_rope, kv_cache, pages, self._workspace.decode, delta)
 
     def attend(self, q: torch.Tensor, kv_cache: torch.Tensor, output: torch.Tensor) -> None:
         """Attention of `q` [T, H, D] over one layer's cache, into `output` [T, H, D]."""
@@ -292,7 +299,8 @@ class FlashInferAttention(AttentionBackend):
         v: torch.Tensor,
         norm_rope: HeadNormRope,
         metadata: AttentionMetadata,
+        delta: LoraDelta | None = None,
     ) -> torch.Tensor:
         assert isinstance(metadata, FlashInferAttentionMetadata)
         assert q.shape[0] == metadata.num_tokens, f"{q.shape[0]} rows, prepared for {metadata.num_tokens}"
-        return metadata.decode(q, k, v, norm_rope, metadata.kv_cache[self.layer_idx])
+        return metadata.decode(q, k, v, norm_rope, metadata.kv_cache[self.layer_idx], delta)

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from tensorrt_lora.kernels.decode_attention import HeadNormRope
+from tensorrt_lora.kernels.lora_delta import LoraDelta
 
 
 @dataclass(slots=True)
@@ -165,6 +166,7 @@ class AttentionBackend(ABC):
         v: torch.Tensor,
         norm_rope: HeadNormRope,
         metadata: AttentionMetadata,
+        delta: LoraDelta | None = None,
     ) -> torch.Tensor:
         """Attend as `forward` does, from projections: heads are normalised and rotated here, and the cache is written.
 
@@ -176,6 +178,7 @@ class AttentionBackend(ABC):
             v: [T, K * D], likewise.
             norm_rope: of these T tokens.
             metadata: as for `forward`.
+            delta: still to be added to q, k and v: of these three modules.
 
         Returns:
             [T, H * D], contiguous.

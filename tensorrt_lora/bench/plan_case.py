@@ -1,7 +1,7 @@
 """One projection with its LoRA, in a chain of links that is what a step makes of it, for every plan.
 
-A link is a small kernel that makes the projection's input, as a norm does in a model, and the projection with its LoRA.
-Behind gate and up, with every plan and without LoRA, SiLU-and-mul is in it too, for there is a plan that expands there.
+A link is a small kernel that makes the projection's input, as a norm does in a model, the projection with its LoRA, and
+the op that reads its output, in which some plans expand or add.
 Everything is the engine's own: `Linear`, the slot tables, the batch, the dispatcher. So a link pays what a step pays:
 launches, fork and join, and whether kernels may be launched early. Called by `PlanBench`; measures nothing.
 """
@@ -13,8 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tensorrt_lora.bench.plan_consumer import plan_consumer
 from tensorrt_lora.kernels.lora_batch import pages_for_rows
+from tensorrt_lora.kernels.lora_delta import LoraDelta
 from tensorrt_lora.kernels.rms_norm import rms_norm
+from tensorrt_lora.kernels.streamed_linear_config import MAX_STREAMED_TOKENS
 from tensorrt_lora.lora.adapter_slot_manager import Slot
 from tensorrt_lora.lora.adapter_weights import AdapterWeights, LoraModuleWeights
 from tensorrt_lora.lora.cuda_graph_lora_params import CudaGraphLoraParams
@@ -23,9 +26,9 @@ from tensorrt_lora.lora.lora_params import LoraParams
 from tensorrt_lora.lora.lora_plan import LoraPlan
 from tensorrt_lora.lora.lora_plans import LoraPlans
 from tensorrt_lora.lora.module_types import LoraModuleType
+from tensorrt_lora.lora.pending_expand import PendingExpand
 from tensorrt_lora.models.projection import Projection
 from tensorrt_lora.modules.fp8_linear_method import Fp8LinearMethod
-from tensorrt_lora.modules.gated_mlp import silu_and_mul_with
 from tensorrt_lora.modules.linear import Linear
 from tensorrt_lora.utils.multi_stream_utils import create_aux_stream, with_multi_stream
 
@@ -35,7 +38,7 @@ _DTYPE = torch.bfloat16
 _EPS = 1e-6
 
 Link = Callable[[], Tensor]
-"""Computes [tokens, out] of one copy of the projection; of gate and up silu(gate) * up."""
+"""Computes what the op behind one copy of the projection makes of its output."""
 
 
 class PlanCase:
@@ -109,10 +112,12 @@ class PlanCase:
         tables = self._params.layer_info[self._lora.key(0)]
 
         def runs(plan: LoraPlan) -> bool:
-            return not plan.shares_base_launch or base.can_fuse(tables, expand=plan is LoraPlan.FUSED)
+            if plan is LoraPlan.EXPAND_IN_CONSUMER:
+                is_long = len(self._x) > MAX_STREAMED_TOKENS
+                return self._is_gated and (is_long or base.can_fuse(tables, expand=False))
+            return plan is not LoraPlan.FUSED or base.can_fuse(tables)
 
-        plans = [plan for plan in LoraPlan if runs(plan)]
-        return [plan for plan in plans if self._is_gated or plan is not LoraPlan.EXPAND_IN_CONSUMER]
+        return [plan for plan in LoraPlan if runs(plan)]
 
     def links(self, plan: LoraPlan | None) -> list[Link]:
         """A link for each copy; None is the base alone."""
@@ -121,17 +126,19 @@ class PlanCase:
 
     def _link(self, copy: int, lora_params: LoraParams | None) -> Link:
         linear, x = self._linears[copy], self._x
+        # What follows reads its input as this projection does.
+        consume = plan_consumer(self._projection, len(x), linear.input_quantization, self._device)
 
         def run() -> Tensor:
             normed, quantized = rms_norm(x, self._norm_weight, _EPS, linear.input_quantization)
+            base = linear.base(normed, quantized)
+            pending: PendingExpand | LoraDelta | None
             with with_multi_stream(True):
-                if not self._is_gated:
-                    return linear(normed, lora_params, copy, quantized)
-                base = linear.base(normed, quantized)
-                gate_up, pending = self._lora.forward_deferred(base, lora_params, copy)
-            # What follows reads its input as this projection does.
-            product, _ = silu_and_mul_with(pending, gate_up, linear.input_quantization)
-            return product
+                if self._is_gated:
+                    output, pending = self._lora.forward_deferred(base, lora_params, copy)
+                else:
+                    output, pending = self._lora.forward_with_delta(base, lora_params, copy)
+            return consume(output, pending)
 
         return run
 
@@ -154,7 +161,6 @@ class PlanCase:
             bias=False,
             dtype=_DTYPE,
             device=self._device,
-            lora=self._lora,
             method=Fp8LinearMethod(static_activations=False, in_checkpoint=False) if projection.itemsize == 1 else None,
         )
         linear.set_weight(self._randn(linear.out_features, linear.in_features) * linear.in_features**-0.5)

@@ -1,7 +1,8 @@
 """Elementwise activations of the feed-forward blocks, with the quantisation that a float8 projection wants behind one.
 
 Called by `GatedMLP` and `MLP`. Rounded, as Hugging Face's models do, to the input's dtype: silu(gate), its product with
-up. The quantisation reads that product, as if it were an op of its own.
+up. The quantisation reads that product, as if it were an op of its own; and the op reads gate and up with their LoRA
+delta, if that is still to be added, rounded as by `lora_add`.
 """
 
 import torch
@@ -12,6 +13,15 @@ from torch.nn import functional
 
 from tensorrt_lora.kernels.dispatch import use_triton
 from tensorrt_lora.kernels.fp8_quantize import PART_COLUMNS, PART_WARPS, quantize_by_maxima, quantize_reference
+from tensorrt_lora.kernels.lora_delta import (
+    DELTA_NOT_SPECIALIZED,
+    DELTA_SINGLE_VALUES,
+    LoraDelta,
+    add_delta,
+    delta_arguments,
+    load_adapter,
+    load_delta,
+)
 from tensorrt_lora.kernels.programmatic_launch import launch_options, programmatic_launch
 from tensorrt_lora.kernels.quantized_activation import (
     ActivationQuantization,
@@ -23,17 +33,20 @@ from tensorrt_lora.kernels.quantized_activation import (
 
 
 def silu_and_mul(
-    gate_up: Tensor, quantization: ActivationQuantization | None = None
+    gate_up: Tensor, quantization: ActivationQuantization | None = None, delta: LoraDelta | None = None
 ) -> tuple[Tensor, QuantizedActivation | None]:
     """silu(gate) * up: [T, 2 * N] (gate, then up; rows may be strided). Source: Shazeer, "GLU Variants" (2020).
+
+    With `delta`, of these two modules, gate and up are first what `lora_add` makes of them; `gate_up` stays as it is.
 
     Returns:
         A new tensor [T, N]; and the same quantised, if that is asked for.
     """
+    assert delta is None or (delta.values.shape == gate_up.shape and len(set(delta.tables.output_sizes)) == 1)
     out = gate_up.new_empty((gate_up.shape[0], gate_up.shape[1] // 2))
     quantized = None if quantization is None else quantization.empty(out)
     compute = silu_and_mul_triton if use_triton(gate_up) else silu_and_mul_reference_into
-    compute(gate_up, out, quantization, quantized)
+    compute(gate_up, out, quantization, quantized, delta)
     return out, quantized
 
 
@@ -53,9 +66,10 @@ def silu_and_mul_reference_into(
     out: Tensor,
     quantization: ActivationQuantization | None,
     quantized: QuantizedActivation | None,
+    delta: LoraDelta | None = None,
 ) -> None:
     """The op in torch: fills `out` [T, N] and `quantized`."""
-    out.copy_(silu_and_mul_reference(gate_up))
+    out.copy_(silu_and_mul_reference(gate_up if delta is None else delta.added_to(gate_up)))
     if quantization is not None and quantized is not None:
         quantize_reference(out, quantized.values, quantized.scale, quantization.static_scale)
 
@@ -65,6 +79,7 @@ def silu_and_mul_triton(
     out: Tensor,
     quantization: ActivationQuantization | None,
     quantized: QuantizedActivation | None,
+    delta: LoraDelta | None = None,
 ) -> None:
     """The same as a Triton kernel; a whole token's scale takes a second one, once the first knows the maxima."""
     tokens, width = out.shape
@@ -86,7 +101,9 @@ def silu_and_mul_triton(
         target.scale if static_scale is None else static_scale,
         gate_up.stride(0),
         target.scale.stride(1),
+        *delta_arguments(delta, stand_in=gate_up),
         WIDTH=width,
+        HAS_DELTA=delta is not None,
         QUANTIZE=granularity,
         BLOCK=PART_COLUMNS,
         PROGRAMMATIC=programmatic,
@@ -97,7 +114,10 @@ def silu_and_mul_triton(
         quantize_by_maxima(out, maxima, target)
 
 
-@triton.jit(do_not_specialize=["scale_stride"], do_not_specialize_on_alignment=["scale", "static_scale"])
+@triton.jit(
+    do_not_specialize=["scale_stride", *DELTA_NOT_SPECIALIZED],
+    do_not_specialize_on_alignment=["scale", "static_scale", *DELTA_SINGLE_VALUES],
+)
 def _silu_and_mul_kernel(
     gate_up,
     out,
@@ -106,28 +126,46 @@ def _silu_and_mul_kernel(
     static_scale,
     gate_up_stride,
     scale_stride,
+    delta,
+    b_pool,
+    page_table,
+    rank,
+    extras,
+    token_slots,
+    num_slots,
+    b_row_stride,
+    page_stride,
     WIDTH: tl.constexpr,
+    HAS_DELTA: tl.constexpr,
     QUANTIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     PROGRAMMATIC: tl.constexpr,
 ):
     """One program: BLOCK columns of one token. With a scale for the whole token, `scale` takes the parts' maxima."""
-    if PROGRAMMATIC:
-        tl.extra.cuda.gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     column = part * BLOCK + tl.arange(0, BLOCK)
     live = column < WIDTH
     if QUANTIZE == "static":
         row_scale = tl.load(static_scale)
+    if HAS_DELTA:
+        gate_adapter = load_adapter(token_slots, page_table, rank, extras, token, 0, num_slots, page_stride)
+        up_adapter = load_adapter(token_slots, page_table, rank, extras, token, 1, num_slots, page_stride)
     if PROGRAMMATIC:
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
 
     dtype: tl.constexpr = out.dtype.element_ty
     row = gate_up + token * gate_up_stride + column
-    gate = tl.load(row, mask=live, other=0.0).to(tl.float32)
-    up = tl.load(row + WIDTH, mask=live, other=0.0).to(tl.float32)
-    product = silu_product(gate, up, dtype)
+    gate = tl.load(row, mask=live, other=0.0)
+    up = tl.load(row + WIDTH, mask=live, other=0.0)
+    if HAS_DELTA:
+        columns = delta + token * 2 * WIDTH + column
+        gate_delta = load_delta(columns, live, gate_adapter)
+        up_delta = load_delta(columns + WIDTH, live, up_adapter)
+        gate = add_delta(gate, gate_delta, live, b_pool + column, b_row_stride, gate_adapter)
+        up = add_delta(up, up_delta, live, b_pool + WIDTH + column, b_row_stride, up_adapter)
+    product = silu_product(gate.to(tl.float32), up.to(tl.float32), dtype)
     tl.store(out + token * WIDTH + column, product, mask=live)
 
     if QUANTIZE == "token":

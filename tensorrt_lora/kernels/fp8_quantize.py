@@ -115,8 +115,6 @@ def _quantize_kernel(
     PROGRAMMATIC: tl.constexpr,
 ):
     """One program: CHUNKS times BLOCK columns of one token, all of them for a scale by token."""
-    if PROGRAMMATIC:
-        tl.extra.cuda.gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     column = part * BLOCK + tl.arange(0, BLOCK)
@@ -124,6 +122,7 @@ def _quantize_kernel(
         row_scale = tl.load(static_scale)
     if PROGRAMMATIC:
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
 
     rows = load_chunks(x + token * x_stride, column, WIDTH, CHUNKS)
     values += token * WIDTH
@@ -182,8 +181,8 @@ def _quantize_by_maxima_kernel(
 ):
     """One program: BLOCK columns of one token."""
     if PROGRAMMATIC:
-        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     column = part * BLOCK + tl.arange(0, BLOCK)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tensorrt_lora.kernels.dispatch import use_triton
 from tensorrt_lora.kernels.lora_batch import BIAS_ROW, GAIN_ROW, RANK_PAGE, LoraBatch, LoraTables
+from tensorrt_lora.kernels.programmatic_launch import launch_options, programmatic_launch
 
 BLOCK_N = 512
 NUM_WARPS = 4
@@ -56,6 +57,7 @@ def _lora_add_triton(delta: Tensor, tables: LoraTables, batch: LoraBatch, out: T
     if tokens == 0:
         return
     size0, size1, *_ = (*tables.output_sizes, 0, 0)
+    programmatic = programmatic_launch(out)
     _lora_add_kernel[tokens, triton.cdiv(width, BLOCK_N)](
         delta,
         tables.b_pool,
@@ -75,7 +77,9 @@ def _lora_add_triton(delta: Tensor, tables: LoraTables, batch: LoraBatch, out: T
         BIAS=BIAS_ROW,
         GAIN=GAIN_ROW,
         BLOCK_N=BLOCK_N,
+        PROGRAMMATIC=programmatic,
         num_warps=NUM_WARPS,
+        **launch_options(programmatic),
     )
 
 
@@ -102,25 +106,29 @@ def _lora_add_kernel(
     BIAS: tl.constexpr,
     GAIN: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
 ):
     """One program: BLOCK_N columns of one row, of whichever modules they are."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(token_slots + token)
-    if slot < 0:
-        return
     column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    in_row = column < width
+    in_row = (column < width) & (slot >= 0)
     module = (column >= end0).to(tl.int32) + (column >= end1).to(tl.int32)
     module_rank = tl.load(rank + module * num_slots + slot, mask=in_row, other=0)
     flags = tl.load(extras + module * num_slots + slot, mask=in_row, other=0)
     touched = (module_rank > 0) | (flags > 0)
+    has_gain = (flags & GAIN) != 0
+    gain_row = module_rank + (flags & BIAS) // BIAS
+    pages = page_table + tl.maximum(slot, 0) * page_stride
+    gain = load_row(b_pool + column, pages, gain_row, has_gain, b_row_stride, PAGE=PAGE)
+    if PROGRAMMATIC:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    if slot < 0:
+        return
     out_row = out + token * out_stride + column
     y = tl.load(out_row, mask=touched, other=0.0).to(tl.float32)
     added = tl.load(delta + token * width + column, mask=touched, other=0.0).to(tl.float32)
-    has_gain = (flags & GAIN) != 0
-    gain_row = module_rank + (flags & BIAS) // BIAS
-    pages = page_table + slot * page_stride
-    gain = load_row(b_pool + column, pages, gain_row, has_gain, b_row_stride, PAGE=PAGE)
     y = tl.where(flags > 0, tl.fma(y, gain, y), y)  # on the same condition, and by the same fma, as in the expand
     tl.store(out_row, (y + added).to(out.dtype.element_ty), mask=touched)
 

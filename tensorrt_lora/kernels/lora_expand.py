@@ -23,6 +23,7 @@ from tensorrt_lora.kernels.lora_batch import (
     LoraBatch,
     LoraTables,
 )
+from tensorrt_lora.kernels.programmatic_launch import launch_options, programmatic_launch
 
 
 def lora_expand(h: Tensor, tables: LoraTables, batch: LoraBatch, out: Tensor, accumulate: bool) -> None:
@@ -70,12 +71,13 @@ def lora_expand_reference(h: Tensor, tables: LoraTables, batch: LoraBatch, out: 
 
 @dataclass(frozen=True, slots=True)
 class ExpandConfig:
-    """Launch shape of the kernel: tokens, columns and rank rows of a program's tiles."""
+    """Launch shape of the kernel: tokens, columns and rank rows of a program's tiles, and its tiles side by side."""
 
     block_m: int
     block_n: int
     block_r: int
     num_warps: int
+    blocks: int = 1
 
 
 # The rank is one tile, up to the last block_r of a row here. The loop over longer ones is not pipelined: on
@@ -88,10 +90,10 @@ EXPAND_CONFIGS: dict[tuple[int, bool], tuple[ExpandConfig, ...]] = {
         ExpandConfig(block_m=16, block_n=128, block_r=128, num_warps=8),
     ),
     (PREFILL_TILE_SIZE, True): (
-        ExpandConfig(block_m=64, block_n=128, block_r=16, num_warps=4),
-        ExpandConfig(block_m=64, block_n=128, block_r=32, num_warps=4),
-        ExpandConfig(block_m=64, block_n=128, block_r=64, num_warps=8),
-        ExpandConfig(block_m=64, block_n=128, block_r=128, num_warps=8),
+        ExpandConfig(block_m=64, block_n=128, block_r=16, num_warps=4, blocks=4),
+        ExpandConfig(block_m=64, block_n=128, block_r=32, num_warps=4, blocks=4),
+        ExpandConfig(block_m=64, block_n=128, block_r=64, num_warps=8, blocks=4),
+        ExpandConfig(block_m=64, block_n=128, block_r=128, num_warps=8, blocks=2),
     ),
     (DECODE_TILE_SIZE, False): (
         ExpandConfig(block_m=16, block_n=64, block_r=16, num_warps=4),
@@ -116,10 +118,12 @@ def _lora_expand_triton(h: Tensor, tables: LoraTables, batch: LoraBatch, out: Te
     config = expand_config(batch.tile_size, out.dtype, tables.max_rank)
     sizes = [*tables.output_sizes, 0, 0][:MAX_MODULES]
     assert sum(sizes) == out.shape[1]
-    column_blocks = sum(triton.cdiv(size, config.block_n) for size in sizes)
+    column_groups = sum(triton.cdiv(size, config.block_n * config.blocks) for size in sizes)
     if batch.max_tiles == 0:
         return
-    _lora_expand_kernel[column_blocks, batch.max_tiles](
+    # Early only behind the base: beside it, a program that waits would hold the place of one that works.
+    programmatic = accumulate and programmatic_launch(out)
+    _lora_expand_kernel[column_groups, batch.max_tiles](
         h,
         tables.b_pool,
         out,
@@ -147,8 +151,11 @@ def _lora_expand_triton(h: Tensor, tables: LoraTables, batch: LoraBatch, out: Te
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
         BLOCK_R=config.block_r,
+        BLOCKS=config.blocks,
+        PROGRAMMATIC=programmatic,
         num_warps=config.num_warps,
         num_stages=1,
+        **launch_options(programmatic),
     )
 
 
@@ -195,18 +202,22 @@ def _lora_expand_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_R: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
 ):
-    """One program: the rows of one tile, in BLOCK_N columns of one module."""
-    # Column blocks are counted module by module, so that none straddles two.
-    block = tl.program_id(0)
-    blocks0 = tl.cdiv(size0, BLOCK_N)
-    blocks1 = tl.cdiv(size1, BLOCK_N)
-    module = (block >= blocks0).to(tl.int32) + (block >= blocks0 + blocks1).to(tl.int32)
-    first_block = tl.where(module == 0, 0, tl.where(module == 1, blocks0, blocks0 + blocks1))
+    """One program: the rows of one tile, in BLOCKS times BLOCK_N columns of one module."""
+    if PROGRAMMATIC:
+        tl.extra.cuda.gdc_launch_dependents()
+    # Groups of columns are counted module by module, so that none straddles two.
+    WIDTH: tl.constexpr = BLOCK_N * BLOCKS
+    group = tl.program_id(0)
+    groups0 = tl.cdiv(size0, WIDTH)
+    groups1 = tl.cdiv(size1, WIDTH)
+    module = (group >= groups0).to(tl.int32) + (group >= groups0 + groups1).to(tl.int32)
+    first_group = tl.where(module == 0, 0, tl.where(module == 1, groups0, groups0 + groups1))
     first_column = tl.where(module == 0, 0, tl.where(module == 1, size0, size0 + size1))
     end_column = tl.where(module == 0, size0, tl.where(module == 1, size0 + size1, size0 + size1 + size2))
-    column = first_column + (block - first_block) * BLOCK_N + tl.arange(0, BLOCK_N)
-    in_module = column < end_column
+    column = first_column + (group - first_group) * WIDTH + tl.arange(0, BLOCK_N)
     position = tl.arange(0, BLOCK_M)
 
     tile = tl.program_id(1)
@@ -214,52 +225,107 @@ def _lora_expand_kernel(
     slot = tl.load(tile_slot + tile)
     start = tl.load(tile_start + tile)
     length = tl.load(tile_len + tile)
+    live_token = position < length
+    is_used = slot >= 0
+    slot_rank = tl.load(rank + module * num_slots + slot, mask=is_used, other=0)
+    slot_scale = tl.load(scale + module * num_slots + slot, mask=is_used, other=0.0)
+    flags = tl.load(extras + module * num_slots + slot, mask=is_used, other=0)
+    token = tl.load(sorted_tokens + start + position, mask=live_token, other=0).to(tl.int64)
+    pages = page_table + tl.maximum(slot, 0) * page_stride
+    rank_row = tl.arange(0, BLOCK_R)
+    b_tile = _load_b(b_pool, pages, rank_row, slot_rank, column, end_column, b_row_stride, MAX_RANK, PAGE)
+    if PROGRAMMATIC:
+        tl.extra.cuda.gdc_wait()
     if slot < 0:
         return
-    live_token = position < length
-    slot_rank = tl.load(rank + module * num_slots + slot)
-    slot_scale = tl.load(scale + module * num_slots + slot)
-    flags = tl.load(extras + module * num_slots + slot)
-    token = tl.load(sorted_tokens + start + position, mask=live_token, other=0).to(tl.int64)
-    pages = page_table + slot * page_stride
-    out_tile = out + token[:, None] * out_stride + column[None, :]
+
     touched = (slot_rank > 0) | (flags > 0)  # a mask rather than an exit, which would wait for the two
-    out_mask = live_token[:, None] & in_module[None, :] & touched
+    live_row = live_token & touched
+    out_rows = out + token * out_stride
     if ACCUMULATE:
-        previous = tl.load(out_tile, mask=out_mask, other=0.0)
+        previous = _load_tile(out_rows, live_row, column, end_column)
     h_rows = h + (module.to(tl.int64) * num_tokens + token) * MAX_RANK
     split_stride = num_tokens.to(tl.int64) * MODULES * MAX_RANK
+    h_tile = load_h(h_rows, rank_row, slot_rank, slot_scale, live_token, split_stride, PAGE, SPLITS).to(b_tile.dtype)
+    for block in tl.static_range(BLOCKS):
+        next_column = column + BLOCK_N
+        if block + 1 < BLOCKS:  # under way before this block is stored
+            next_b = _load_b(b_pool, pages, rank_row, slot_rank, next_column, end_column, b_row_stride, MAX_RANK, PAGE)
+            if ACCUMULATE:
+                next_previous = _load_tile(out_rows, live_row, next_column, end_column)
+        acc = tl.dot(h_tile, b_tile, input_precision="ieee")
+        if BLOCK_R < MAX_RANK:
+            for first_rank in range(BLOCK_R, slot_rank, BLOCK_R):
+                more = first_rank + rank_row
+                more_b = _load_b(b_pool, pages, more, slot_rank, column, end_column, b_row_stride, MAX_RANK, PAGE)
+                more_h = load_h(h_rows, more, slot_rank, slot_scale, live_token, split_stride, PAGE, SPLITS)
+                acc = tl.dot(more_h.to(more_b.dtype), more_b, acc, input_precision="ieee")
 
-    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for first_rank in range(0, MAX_RANK if BLOCK_R >= MAX_RANK else slot_rank, BLOCK_R):
-        rank_row = first_rank + tl.arange(0, BLOCK_R)
-        live_row = rank_row < slot_rank
-        page = tl.load(pages + rank_row // PAGE, mask=rank_row < MAX_RANK, other=0)
-        b_rows = b_pool + (page * PAGE + rank_row % PAGE).to(tl.int64) * b_row_stride
-        b_mask = live_row[:, None] & in_module[None, :]
-        b_tile = tl.load(b_rows[:, None] + column[None, :], mask=b_mask, other=0.0)
-        # Whole pages are loaded, which keeps the loads wide; what no shrink has written is dropped after.
-        h_tile = h_rows[:, None] + rank_row[None, :]
-        h_mask = live_token[:, None] & (rank_row < tl.cdiv(slot_rank, PAGE) * PAGE)[None, :]
-        h_sum = tl.load(h_tile, mask=h_mask, other=0.0)
-        for split in tl.static_range(1, SPLITS):
-            h_sum += tl.load(h_tile + split * split_stride, mask=h_mask, other=0.0)
-        h_scaled = tl.where(live_row[None, :], h_sum * slot_scale, 0.0).to(b_tile.dtype)
-        acc = tl.dot(h_scaled, b_tile, acc, input_precision="ieee")
+        in_module = column < end_column
+        if flags > 0:
+            bias_row = tl.zeros((BLOCK_N,), dtype=tl.int32) + slot_rank
+            gain_row = bias_row + (flags & BIAS) // BIAS
+            has_bias = in_module & ((flags & BIAS) != 0)
+            has_gain = in_module & ((flags & GAIN) != 0)
+            bias = load_row(b_pool + column, pages, bias_row, has_bias, b_row_stride, PAGE=PAGE)
+            gain = load_row(b_pool + column, pages, gain_row, has_gain, b_row_stride, PAGE=PAGE)
+            delta = tl.fma(acc, 1.0 + gain[None, :], bias[None, :]).to(out.dtype.element_ty)
+            if ACCUMULATE:
+                y = previous.to(tl.float32)
+                delta = (tl.fma(y, gain[None, :], y) + delta.to(tl.float32)).to(delta.dtype)
+        else:
+            delta = acc.to(out.dtype.element_ty)
+            if ACCUMULATE:
+                delta = (previous.to(tl.float32) + delta.to(tl.float32)).to(delta.dtype)
+        tl.store(out_rows[:, None] + column[None, :], delta, mask=live_row[:, None] & in_module[None, :])
+        if block + 1 < BLOCKS:
+            column = next_column
+            b_tile = next_b
+            if ACCUMULATE:
+                previous = next_previous
 
-    if flags > 0:
-        bias_row = tl.zeros((BLOCK_N,), dtype=tl.int32) + slot_rank
-        gain_row = bias_row + (flags & BIAS) // BIAS
-        has_bias = in_module & ((flags & BIAS) != 0)
-        has_gain = in_module & ((flags & GAIN) != 0)
-        bias = load_row(b_pool + column, pages, bias_row, has_bias, b_row_stride, PAGE=PAGE)
-        gain = load_row(b_pool + column, pages, gain_row, has_gain, b_row_stride, PAGE=PAGE)
-        delta = tl.fma(acc, 1.0 + gain[None, :], bias[None, :]).to(out.dtype.element_ty)
-        if ACCUMULATE:
-            y = previous.to(tl.float32)
-            delta = (tl.fma(y, gain[None, :], y) + delta.to(tl.float32)).to(delta.dtype)
-    else:
-        delta = acc.to(out.dtype.element_ty)
-        if ACCUMULATE:
-            delta = (previous.to(tl.float32) + delta.to(tl.float32)).to(delta.dtype)
-    tl.store(out_tile, delta, mask=out_mask)
+
+@triton.jit
+def _load_tile(rows, live_row, column, end_column):
+    """[BLOCK_M, BLOCK_N] of the base output, zeros where there is none."""
+    return tl.load(rows[:, None] + column[None, :], mask=live_row[:, None] & (column < end_column)[None, :], other=0.0)
+
+
+@triton.jit
+def _load_b(
+    b_pool,
+    pages,
+    rank_row,
+    slot_rank,
+    column,
+    end_column,
+    b_row_stride,
+    MAX_RANK: tl.constexpr,
+    PAGE: tl.constexpr,
+):
+    """[rank rows, BLOCK_N] of a slot's B, zeros beyond its rank."""
+    page = tl.load(pages + rank_row // PAGE, mask=rank_row < MAX_RANK, other=0)
+    b_rows = b_pool + (page * PAGE + rank_row % PAGE).to(tl.int64) * b_row_stride
+    b_mask = (rank_row < slot_rank)[:, None] & (column < end_column)[None, :]
+    return tl.load(b_rows[:, None] + column[None, :], mask=b_mask, other=0.0)
+
+
+@triton.jit
+def load_h(
+    h_rows,
+    rank_row,
+    slot_rank,
+    slot_scale,
+    live_token,
+    split_stride,
+    PAGE: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """[BLOCK_M, rank rows] float32 of a module's h: summed and scaled, zeros beyond the slot's rank."""
+    # Whole pages are loaded, which keeps the loads wide; what no shrink has written is dropped after.
+    h_tile = h_rows[:, None] + rank_row[None, :]
+    h_mask = live_token[:, None] & (rank_row < tl.cdiv(slot_rank, PAGE) * PAGE)[None, :]
+    h_sum = tl.load(h_tile, mask=h_mask, other=0.0)
+    for split in tl.static_range(1, SPLITS):
+        h_sum += tl.load(h_tile + split * split_stride, mask=h_mask, other=0.0)
+    return tl.where((rank_row < slot_rank)[None, :], h_sum * slot_scale, 0.0)

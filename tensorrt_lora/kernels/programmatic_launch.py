@@ -2,8 +2,10 @@
 
 Programmatic dependent launch (sm_90) hides launches, and small kernels between large ones. Called by kernels that
 
-* first of all let the next kernel start (`gdc_launch_dependents`): it comes as soon as there is room, and may let its
-  own successor start, so that any number of kernels may be ahead of a running one;
+* let the next kernel start (`gdc_launch_dependents`), which comes as soon as there is room. Projections, and attention,
+  do so first of all. The small kernels between them do so once they have waited themselves, so that no more than one
+  waits beside a projection: waiting programs take room that its loads want (1.4 % of a decode step of Qwen3-32B in
+  float8, on an H200, when any number came ahead);
 * read only what no kernel of a step writes, weights, positions and the like, before
 * every program waits (`gdc_wait`) for the kernels in front, which have waited for those in front of them.
 

@@ -1,20 +1,22 @@
 """From projected queries and keys to what attention reads: head norms, rotation, the write into the cache.
 
 Called by `Attention`. The norm over each head is optional (Qwen3 has it), and so is the write into the paged
-cache. Pairs rotated are (i, i + D/2): "NeoX style", the layout of Hugging Face checkpoints. Source: Su et
-al., "RoFormer" (2021). Shapes: T tokens, H query heads, K key/value heads, D head size.
+cache, and so is a LoRA delta that the projection left to be added. Pairs rotated are (i, i + D/2): "NeoX style", the
+layout of Hugging Face checkpoints. Source: Su et al., "RoFormer" (2021). Shapes: T tokens, H query heads, K key/value
+heads, D head size.
 """
 
 from dataclasses import dataclass
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from tensorrt_lora.kernels.dispatch import use_triton
+from tensorrt_lora.kernels.lora_delta import LoraDelta, delta_arguments
 from tensorrt_lora.kernels.paged_attention import write_kv_cache
 from tensorrt_lora.kernels.programmatic_launch import launch_options, programmatic_launch
+from tensorrt_lora.kernels.qk_norm_rope_kernel import _qk_norm_rope_kernel
 from tensorrt_lora.kernels.rms_norm import rms_norm_reference
 
 
@@ -40,13 +42,14 @@ def qk_norm_rope(
     k_weight: Tensor | None,
     eps: float,
     kv_write: KvCacheWrite | None = None,
+    delta: LoraDelta | None = None,
 ) -> None:
     """Normalise every head of `q` and `k`, rotate it by its token's position, both in place.
 
     The norm is rounded as in `rms_norm_reference`; the rotation is computed in float32 and rounded once.
 
-    Positions, cache slots and the table are read while the kernel in front may still run (`programmatic_launch`): they
-    are written before a step, not in it.
+    Positions, cache slots, the table and which adapter is whose are read while the kernel in front may still run
+    (`programmatic_launch`): they are written before a step, not in it.
 
     Args:
         q: [T, H * D], rows may be strided.
@@ -58,6 +61,8 @@ def qk_norm_rope(
         k_weight: likewise, of the keys.
         eps: of the norm.
         kv_write: store the finished keys, and the values, in the cache too.
+        delta: of modules q, k and v, added before all that, with the bits of `lora_add`. It needs `kv_write`: the
+            cache gets the values with their delta, while `v` stays as it is.
     """
     assert q.shape[1] % head_dim == 0 and k.shape[1] % head_dim == 0 and head_dim % 2 == 0
     assert q.stride(-1) == 1 and k.stride(-1) == 1 and q.dtype == k.dtype
@@ -68,10 +73,13 @@ def qk_norm_rope(
         assert kv_write.v.shape == k.shape and kv_write.v.stride(-1) == 1
         assert kv_write.cache_slots.shape == q.shape[:1] and kv_write.cache_slots.is_contiguous()
         assert kv_write.kv_cache.is_contiguous() and kv_write.kv_cache.dtype == k.dtype == kv_write.v.dtype
+    if delta is not None:
+        assert kv_write is not None and delta.tables.output_sizes == (q.shape[1], k.shape[1], k.shape[1])
+        assert delta.values.shape == (q.shape[0], sum(delta.tables.output_sizes)) and delta.values.is_contiguous()
     if use_triton(q):
-        _qk_norm_rope_triton(q, k, position_ids, cos_sin_cache, head_dim, q_weight, k_weight, eps, kv_write)
+        _qk_norm_rope_triton(q, k, position_ids, cos_sin_cache, head_dim, q_weight, k_weight, eps, kv_write, delta)
     else:
-        qk_norm_rope_reference(q, k, position_ids, cos_sin_cache, head_dim, q_weight, k_weight, eps, kv_write)
+        qk_norm_rope_reference(q, k, position_ids, cos_sin_cache, head_dim, q_weight, k_weight, eps, kv_write, delta)
 
 
 def qk_norm_rope_reference(
@@ -84,8 +92,15 @@ def qk_norm_rope_reference(
     k_weight: Tensor | None,
     eps: float,
     kv_write: KvCacheWrite | None = None,
+    delta: LoraDelta | None = None,
 ) -> None:
     """The same in torch."""
+    if delta is not None:
+        assert kv_write is not None
+        finished = delta.added_to(torch.cat((q, k, kv_write.v), dim=-1)).split(delta.tables.output_sizes, dim=-1)
+        q.copy_(finished[0])
+        k.copy_(finished[1])
+        kv_write = KvCacheWrite(finished[2], kv_write.kv_cache, kv_write.cache_slots)
     cos, sin = cos_sin_cache.index_select(0, position_ids).unsqueeze(1).chunk(2, dim=-1)
     for x, weight in ((q, q_weight), (k, k_weight)):
         heads = x.unflatten(-1, (-1, head_dim))
@@ -116,6 +131,7 @@ def _qk_norm_rope_triton(
     k_weight: Tensor | None,
     eps: float,
     kv_write: KvCacheWrite | None,
+    delta: LoraDelta | None,
 ) -> None:
     tokens = q.shape[0]
     if tokens == 0:
@@ -139,6 +155,7 @@ def _qk_norm_rope_triton(
         q.stride(0),
         k.stride(0),
         write.v.stride(0),
+        *delta_arguments(delta, q),
         HEADS=heads,
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
@@ -146,121 +163,10 @@ def _qk_norm_rope_triton(
         EPS=eps,
         NORM=q_weight is not None,
         WRITE_KV=kv_write is not None,
+        HAS_DELTA=delta is not None,
         BLOCK_HEADS=BLOCK_HEADS,
         BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
         PROGRAMMATIC=programmatic,
         num_warps=num_warps(head_dim),
         **launch_options(programmatic),
     )
-
-
-# Of these one value is read by a program, so that their alignment does not matter.
-@triton.jit(do_not_specialize_on_alignment=["position_ids", "cache_slots"])
-def _qk_norm_rope_kernel(
-    q,
-    k,
-    v,
-    q_weight,
-    k_weight,
-    position_ids,
-    cos_sin_cache,
-    kv_cache,
-    cache_slots,
-    q_stride,
-    k_stride,
-    v_stride,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
-    EPS: tl.constexpr,
-    NORM: tl.constexpr,
-    WRITE_KV: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr,
-    BLOCK_HALF: tl.constexpr,
-    PROGRAMMATIC: tl.constexpr,
-):
-    """One program: BLOCK_HEADS query heads, or key heads and their values, of one token."""
-    if PROGRAMMATIC:
-        tl.extra.cuda.gdc_launch_dependents()
-    token = tl.program_id(0).to(tl.int64)
-    group = tl.program_id(1)
-    # As wide as the heads, so that each head reads weights and angles for itself: in one layout of registers
-    # the threads have nothing to exchange but the sums of squares.
-    half = tl.broadcast_to(tl.arange(0, BLOCK_HALF)[None, :], (BLOCK_HEADS, BLOCK_HALF))
-    in_half = half < HEAD_DIM // 2
-    query_groups = tl.cdiv(HEADS, BLOCK_HEADS)
-    angles = cos_sin_cache + tl.load(position_ids + token).to(tl.int64) * HEAD_DIM
-    if group < query_groups:
-        head = group * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
-        live = (head < HEADS) & in_half
-        heads = q + token * q_stride + head * HEAD_DIM + half
-        parameters = load_halves(q_weight, angles, half, in_half, HEAD_DIM, NORM)
-        if PROGRAMMATIC:
-            tl.extra.cuda.gdc_wait()
-        first = tl.load(heads, mask=live, other=0.0)
-        second = tl.load(heads + HEAD_DIM // 2, mask=live, other=0.0)
-        first_query, second_query = norm_rope_halves(first, second, parameters, HEAD_DIM, EPS, NORM)
-        tl.store(heads, first_query, mask=live)
-        tl.store(heads + HEAD_DIM // 2, second_query, mask=live)
-    else:
-        head = (group - query_groups) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
-        live = (head < KV_HEADS) & in_half
-        column = head * HEAD_DIM + half
-        parameters = load_halves(k_weight, angles, half, in_half, HEAD_DIM, NORM)
-        if WRITE_KV:
-            slot = tl.load(cache_slots + token)
-        if PROGRAMMATIC:
-            tl.extra.cuda.gdc_wait()
-        if WRITE_KV:
-            values = v + token * v_stride + column
-            first_value = tl.load(values, mask=live)
-            second_value = tl.load(values + HEAD_DIM // 2, mask=live)
-        heads = k + token * k_stride + column
-        first = tl.load(heads, mask=live, other=0.0)
-        second = tl.load(heads + HEAD_DIM // 2, mask=live, other=0.0)
-        first_key, second_key = norm_rope_halves(first, second, parameters, HEAD_DIM, EPS, NORM)
-        tl.store(heads, first_key, mask=live)
-        tl.store(heads + HEAD_DIM // 2, second_key, mask=live)
-        if WRITE_KV:
-            # A page is PAGE_SIZE key rows followed by PAGE_SIZE value rows.
-            row = slot // PAGE_SIZE * (2 * PAGE_SIZE) + slot % PAGE_SIZE
-            keys = kv_cache + row * (KV_HEADS * HEAD_DIM) + column
-            tl.store(keys, first_key, mask=live)
-            tl.store(keys + HEAD_DIM // 2, second_key, mask=live)
-            values = keys + PAGE_SIZE * KV_HEADS * HEAD_DIM
-            tl.store(values, first_value, mask=live)
-            tl.store(values + HEAD_DIM // 2, second_value, mask=live)
-
-
-@triton.jit
-def load_halves(weight, angles, half, in_half, HEAD_DIM: tl.constexpr, NORM: tl.constexpr):
-    """(cos, sin, first half of the weight, second half), each of the shape of `half`; no weight without a norm."""
-    HALF: tl.constexpr = HEAD_DIM // 2
-    cos = tl.load(angles + half, mask=in_half, other=0.0)
-    sin = tl.load(angles + HALF + half, mask=in_half, other=0.0)
-    if NORM:
-        first = tl.load(weight + half, mask=in_half, other=0.0).to(tl.float32)
-        second = tl.load(weight + HALF + half, mask=in_half, other=0.0).to(tl.float32)
-        return cos, sin, first, second
-    else:
-        return cos, sin, cos, sin
-
-
-@triton.jit
-def norm_rope_halves(first, second, parameters, HEAD_DIM: tl.constexpr, EPS: tl.constexpr, NORM: tl.constexpr):
-    """Both halves of heads [rows, BLOCK_HALF], finished. `parameters` are those of `load_halves`."""
-    dtype: tl.constexpr = first.dtype
-    cos, sin, first_weight, second_weight = parameters
-    first = first.to(tl.float32)
-    second = second.to(tl.float32)
-    if NORM:
-        square_sum = tl.sum(first * first + second * second, axis=1, keep_dims=True)
-        inverse_rms = tl.rsqrt(square_sum / HEAD_DIM + EPS)
-        first = (first * inverse_rms).to(dtype).to(tl.float32)
-        second = (second * inverse_rms).to(dtype).to(tl.float32)
-        first = (first * first_weight).to(dtype).to(tl.float32)
-        second = (second * second_weight).to(dtype).to(tl.float32)
-    first_out = (first * cos - second * sin).to(dtype)
-    second_out = (second * cos + first * sin).to(dtype)
-    return first_out, second_out

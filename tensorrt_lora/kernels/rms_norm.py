@@ -3,7 +3,8 @@
 Called by `modules/rms_norm.py`. Source: Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019).
 
 Statistics are in float32. Rounded, as Hugging Face's models do, to the input's dtype: the sum with the residual, the
-normalised row, its product with the weight. The quantisation reads that product, as if it were an op of its own.
+normalised row, its product with the weight. The quantisation reads that product, as if it were an op of its own; and
+the sum is taken of x with its LoRA delta, if that is still to be added, rounded as by `lora_add`.
 """
 
 import torch
@@ -13,6 +14,15 @@ from torch import Tensor
 
 from tensorrt_lora.kernels.dispatch import use_triton
 from tensorrt_lora.kernels.fp8_quantize import quantize_reference
+from tensorrt_lora.kernels.lora_delta import (
+    DELTA_NOT_SPECIALIZED,
+    DELTA_SINGLE_VALUES,
+    LoraDelta,
+    add_delta,
+    delta_arguments,
+    load_adapter,
+    load_delta,
+)
 from tensorrt_lora.kernels.programmatic_launch import launch_options, programmatic_launch
 from tensorrt_lora.kernels.quantized_activation import (
     ActivationQuantization,
@@ -43,17 +53,24 @@ def rms_norm(
 
 
 def fused_add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, quantization: ActivationQuantization | None = None
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    quantization: ActivationQuantization | None = None,
+    delta: LoraDelta | None = None,
 ) -> QuantizedActivation | None:
     """Both in place, [T, N]: `residual` becomes residual + x, and `x` becomes rms_norm of that sum.
 
-    All three have the same dtype; weight is [N]. Returns the new `x` quantised, if that is asked for.
+    All three have the same dtype; weight is [N]. With `delta`, of one module, x is first what `lora_add` makes of it.
+    Returns the new `x` quantised, if that is asked for.
     """
     assert weight.dtype == x.dtype == residual.dtype
     assert weight.shape == x.shape[-1:] and residual.shape == x.shape
+    assert delta is None or (delta.tables.num_modules == 1 and delta.values.shape == x.shape)
     quantized = None if quantization is None else quantization.empty(x)
     normalize = rms_norm_triton if use_triton(x) else rms_norm_reference_into
-    normalize(x, residual, weight, eps, x, quantization, quantized)
+    normalize(x, residual, weight, eps, x, quantization, quantized, delta)
     return quantized
 
 
@@ -72,8 +89,10 @@ def rms_norm_reference_into(
     out: Tensor,
     quantization: ActivationQuantization | None,
     quantized: QuantizedActivation | None,
+    delta: LoraDelta | None = None,
 ) -> None:
     """Both ops in torch: x [T, N], `residual` (added to, where there is one), `out` (may be x), `quantized`."""
+    x = x if delta is None else delta.added_to(x)
     total = x if residual is None else residual.add_(x)
     out.copy_(rms_norm_reference(total, weight, eps))
     if quantization is not None and quantized is not None:
@@ -88,10 +107,12 @@ def rms_norm_triton(
     out: Tensor,
     quantization: ActivationQuantization | None,
     quantized: QuantizedActivation | None,
+    delta: LoraDelta | None = None,
 ) -> None:
     """The same as a Triton kernel."""
     tokens, width = x.shape
     assert x.stride(1) == out.stride(1) == weight.stride(0) == 1 and (residual is None or residual.stride(1) == 1)
+    assert delta is None or residual is not None
     if tokens == 0:
         return
     shape = row_shape(width)
@@ -111,9 +132,11 @@ def rms_norm_triton(
         x.stride(0) if residual is None else residual.stride(0),
         out.stride(0),
         target.scale.stride(1),
+        *delta_arguments(delta, stand_in=x),
         WIDTH=width,
         EPS=eps,
         ADD=residual is not None,
+        HAS_DELTA=delta is not None,
         QUANTIZE="" if quantization is None else quantization.granularity(width),
         BLOCK=shape.block,
         CHUNKS=shape.chunks,
@@ -123,7 +146,10 @@ def rms_norm_triton(
     )
 
 
-@triton.jit(do_not_specialize=["scale_stride"], do_not_specialize_on_alignment=["scale", "static_scale"])
+@triton.jit(
+    do_not_specialize=["scale_stride", *DELTA_NOT_SPECIALIZED],
+    do_not_specialize_on_alignment=["scale", "static_scale", *DELTA_SINGLE_VALUES],
+)
 def _rms_norm_kernel(
     x,
     residual,
@@ -136,27 +162,38 @@ def _rms_norm_kernel(
     residual_stride,
     out_stride,
     scale_stride,
+    delta,
+    b_pool,
+    page_table,
+    rank,
+    extras,
+    token_slots,
+    num_slots,
+    b_row_stride,
+    page_stride,
     WIDTH: tl.constexpr,
     EPS: tl.constexpr,
     ADD: tl.constexpr,
+    HAS_DELTA: tl.constexpr,
     QUANTIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr,
     PROGRAMMATIC: tl.constexpr,
 ):
-    """One program: one row. Only parameters of the model are read before the wait.
+    """One program: one row. Only parameters of the model, and which adapter is the row's, are read before the wait.
 
     Of 16-bit values, sum and product are taken as such: two at a time, and rounded as a float32 result would be.
     """
-    if PROGRAMMATIC:
-        tl.extra.cuda.gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     factors = load_chunks(weight, column, WIDTH, CHUNKS)
     if QUANTIZE == "static":
         row_scale = tl.load(static_scale)
+    if HAS_DELTA:
+        adapter = load_adapter(token_slots, page_table, rank, extras, token, 0, num_slots, page_stride)
     if PROGRAMMATIC:
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
 
     dtype: tl.constexpr = out.dtype.element_ty
     # All loads are ahead of all stores, which might write what they read.
@@ -164,6 +201,16 @@ def _rms_norm_kernel(
     if ADD:
         stream = residual + token * residual_stride
         residuals = load_chunks(stream, column, WIDTH, CHUNKS)
+        if HAS_DELTA:
+            deltas = tl.tuple(())
+            for chunk in tl.static_range(CHUNKS):
+                at = chunk * BLOCK + column
+                deltas += (load_delta(delta + token * WIDTH + at, at < WIDTH, adapter),)
+            with_delta = tl.tuple(())
+            for chunk in tl.static_range(CHUNKS):
+                at = chunk * BLOCK + column
+                with_delta += (add_delta(rows[chunk], deltas[chunk], at < WIDTH, b_pool + at, b_row_stride, adapter),)
+            rows = with_delta
         totals = tl.tuple(())
         for chunk in tl.static_range(CHUNKS):
             total = rows[chunk] + residuals[chunk]

@@ -177,13 +177,16 @@ class CudaGraphLoraManager:
         )
 
     def _eager_plans(self, num_tokens: int) -> LoraPlans:
-        """Long prefills are bound by arithmetic: the shrink, bound by memory, is nearly free beside the base.
+        """Long prefills are bound by arithmetic: the shrink, bound by memory, may run beside the base.
 
-        The expand stays behind it: a delta of its own would take gigabytes.
+        The expand never does: a delta of its own would take gigabytes. Nor should it read and write the base output
+        once more (5 % of a prefill), if the op behind can expand.
         """
-        asked_for = self.fixed_plan is None or self.fixed_plan.uses_aux_stream
-        beside = asked_for and self._aux_stream is not None and num_tokens > MAX_STREAMED_TOKENS
-        return LoraPlans(LoraPlan.SHRINK_BESIDE if beside else LoraPlan.SEQUENTIAL)
+        if num_tokens <= MAX_STREAMED_TOKENS:
+            return LoraPlans(LoraPlan.SEQUENTIAL)
+        if self.fixed_plan in (None, LoraPlan.EXPAND_IN_CONSUMER):
+            return LoraPlans(LoraPlan.EXPAND_IN_CONSUMER)
+        return LoraPlans(LoraPlan.SHRINK_BESIDE if self.fixed_plan.uses_aux_stream else LoraPlan.SEQUENTIAL)
 
 
 def _num_pages(

@@ -1,11 +1,11 @@
 """LoRA inside a forward: the layer, and the one dispatcher that runs it beside the base projection.
 
 `Attention`, `MLP`, `GatedMLP`, `Linear`, `Embedding` and `LMHead` own `LoraLayer`s and call
-`LoraLayer.forward_with_base`, or its deferred form; which adapter a row uses, where weights live and whether a second
-stream exists all come in through `lora_params`.
+`LoraLayer.forward_with_base`, or a form of it that leaves the end to the next op. Which adapter a row uses, where
+weights live and whether a second stream exists all come in through `lora_params`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,8 +15,10 @@ from torch.nn import functional
 from tensorrt_lora.kernels.linear import linear
 from tensorrt_lora.kernels.linear_weight import LinearWeight
 from tensorrt_lora.kernels.lora_batch import LoraBatch, LoraTables
+from tensorrt_lora.kernels.lora_delta import LoraDelta
 from tensorrt_lora.kernels.lora_linear import can_fuse, linear_and_shrink, lora_linear
 from tensorrt_lora.kernels.quantized_activation import QuantizedActivation
+from tensorrt_lora.kernels.streamed_linear_config import MAX_STREAMED_TOKENS
 from tensorrt_lora.lora.lora_branch import LoraBranch
 from tensorrt_lora.lora.lora_layer_key import LoraLayerKey, LoraLayerShape
 from tensorrt_lora.lora.lora_params import LoraParams
@@ -158,45 +160,88 @@ class LoraLayer(nn.Module):
         if plan.shares_base_launch:
             if isinstance(base_forward, BaseProjection) and len(targeted) == 1 and base_forward.can_fuse(targeted[0]):
                 return base_forward.with_lora(targeted[0], params.batch)
-            plan = LoraPlan.SEQUENTIAL
-        aux_stream = lora_params["lora_aux_stream"] if plan is not LoraPlan.SEQUENTIAL else None
+            plan = plan.in_launches_of_its_own
         # Allocated before the fork: what crosses streams belongs to the main stream.
         branches = [LoraBranch(x, tables, params.batch, plan) for tables in targeted]
-
-        def run_branches() -> None:
-            for branch in branches:
-                branch.run()
-
-        event0, event1 = lora_layers[0]._parallel_events() if aux_stream is not None else (None, None)
-        output, _ = maybe_execute_in_parallel(
-            base_forward, run_branches, event0, event1, aux_stream, disable_on_compile=True
-        )
+        output = lora_layers[0]._run_beside(base_forward, branches, lora_params, plan)
         if not isinstance(base_forward, BaseProjection | BaseEmbedding):
             output = output.clone()
         for branch in branches:
             branch.add_to(output)
         return output
 
-    def forward_deferred(
+    def forward_with_delta(
         self, base: BaseProjection, lora_params: LoraParams | None, layer_idx: int
-    ) -> tuple[torch.Tensor, PendingExpand | None]:
-        """`forward_with_base` of this layer alone, for a caller whose next op can expand: `lora_silu_and_mul`.
+    ) -> tuple[torch.Tensor, LoraDelta | None]:
+        """`forward_with_base` of this layer alone, for a caller whose next op can add.
 
         Args:
             base: of an input [T, in].
 
         Returns:
-            The base output [T, out] and what that op has yet to add, where the plan is EXPAND_IN_CONSUMER and one
-            launch serves base and shrink; else the whole output and None.
+            The base output [T, out] and what that op has yet to add, where the plan is ADD_IN_CONSUMER; else the whole
+            output and None.
         """
-        if lora_params is not None and do_multi_stream():
-            params = lora_params["cuda_graph_params"]
-            tables = params.layer_info.get(self.key(layer_idx))
-            if tables is not None and base.can_fuse(tables, expand=False):
-                plan = lora_params["lora_plans"].plan_for(_shape_of(base, tables))
-                if plan is LoraPlan.EXPAND_IN_CONSUMER:
-                    return base.with_shrink(tables, params.batch)
-        return LoraLayer.forward_with_base(base, (self,), base.x, lora_params, layer_idx), None
+        found = self._find_plan(base, lora_params, layer_idx)
+        if lora_params is None or found is None or found[1] is not LoraPlan.ADD_IN_CONSUMER:
+            return LoraLayer.forward_with_base(base, (self,), base.x, lora_params, layer_idx), None
+        tables, plan = found
+        batch = lora_params["cuda_graph_params"].batch
+        branch = LoraBranch(base.x, tables, batch, plan)
+        output = self._run_beside(base, [branch], lora_params, plan)
+        assert branch.delta is not None
+        return output, LoraDelta(branch.delta, tables, batch)
+
+    def forward_deferred(
+        self, base: BaseProjection, lora_params: LoraParams | None, layer_idx: int
+    ) -> tuple[torch.Tensor, PendingExpand | LoraDelta | None]:
+        """`forward_with_delta`, for a caller whose next op can expand, too: `lora_silu_and_mul`.
+
+        Returns:
+            The base output [T, out] and what that op has yet to add, where the plan leaves it to the op: h @ B, or a
+            delta; else the whole output and None.
+        """
+        found = self._find_plan(base, lora_params, layer_idx)
+        if lora_params is None or found is None or found[1] is not LoraPlan.EXPAND_IN_CONSUMER:
+            return self.forward_with_delta(base, lora_params, layer_idx)
+        tables, plan = found
+        batch = lora_params["cuda_graph_params"].batch
+        if base.can_fuse(tables, expand=False):
+            return base.with_shrink(tables, batch)
+        if base.x.shape[0] <= MAX_STREAMED_TOKENS:  # sums of a few tokens are in slices, too many for each tile to read
+            return LoraLayer.forward_with_base(base, (self,), base.x, lora_params, layer_idx), None
+        branch = LoraBranch(base.x, tables, batch, plan)
+        output = self._run_beside(base, [branch], lora_params, plan)
+        return output, PendingExpand(branch.h, tables, batch)
+
+    def _find_plan(
+        self, base: BaseProjection, lora_params: LoraParams | None, layer_idx: int
+    ) -> tuple[LoraTables, LoraPlan] | None:
+        """This layer's tables and plan; None where it is not targeted, or nothing but SEQUENTIAL runs."""
+        if lora_params is None or not do_multi_stream():
+            return None
+        tables = lora_params["cuda_graph_params"].layer_info.get(self.key(layer_idx))
+        return None if tables is None else (tables, lora_params["lora_plans"].plan_for(_shape_of(base, tables)))
+
+    def _run_beside(
+        self,
+        base_forward: Callable[[], torch.Tensor],
+        branches: Sequence[LoraBranch],
+        lora_params: LoraParams,
+        plan: LoraPlan,
+    ) -> torch.Tensor:
+        """The base output, once the branches have run, too: beside it, if the plan wants that and a stream is there."""
+
+        def run_branches() -> None:
+            for branch in branches:
+                branch.run()
+
+        aux_stream = None if plan is LoraPlan.SEQUENTIAL else lora_params["lora_aux_stream"]
+        event0, event1 = self._parallel_events() if aux_stream is not None else (None, None)
+        output, _ = maybe_execute_in_parallel(
+            base_forward, run_branches, event0, event1, aux_stream, disable_on_compile=True
+        )
+        return output
 
     def _parallel_events(self) -> tuple[torch.cuda.Event, torch.cuda.Event]:
         if self._par_events is None:

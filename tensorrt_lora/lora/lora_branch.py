@@ -14,14 +14,14 @@ from tensorrt_lora.lora.lora_plan import LoraPlan
 
 
 class LoraBranch:
-    """What runs beside the base projection (`run`), and what follows the join (`add_to`).
+    """What runs beside the base projection (`run`), and what follows the join (`add_to`, or the next op).
 
     Args:
         x: [..., in], or token ids [...] for the branch of an embedding.
-        plan: BOTH_BESIDE needs a `delta` of its own; the other plans write into the base output alone.
+        plan: says whether there is a `delta` of its own; without, the base output is all that is written.
     """
 
-    __slots__ = ("_batch", "_h", "_tables", "_x", "batch_shape", "delta")
+    __slots__ = ("_batch", "_tables", "_x", "batch_shape", "delta", "h")
 
     def __init__(self, x: torch.Tensor, tables: LoraTables, batch: LoraBatch, plan: LoraPlan) -> None:
         self.batch_shape = x.shape[:-1] if x.is_floating_point() else x.shape
@@ -30,20 +30,20 @@ class LoraBranch:
         self._tables = tables
         self._batch = batch
         tokens, pool = self._x.shape[0], tables.b_pool
-        self._h = pool.new_empty((splits, tables.num_modules, tokens, tables.max_rank), dtype=torch.float32)
-        self.delta = pool.new_empty((tokens, pool.shape[1])) if plan is LoraPlan.BOTH_BESIDE else None
+        self.h = pool.new_empty((splits, tables.num_modules, tokens, tables.max_rank), dtype=torch.float32)
+        self.delta = pool.new_empty((tokens, pool.shape[1])) if plan.has_delta else None
 
     def run(self) -> None:
         if self._x.is_floating_point():
-            lora_shrink(self._x, self._tables, self._batch, self._h)
+            lora_shrink(self._x, self._tables, self._batch, self.h)
         else:
-            lora_embedding_shrink(self._x, self._tables, self._batch, self._h)
+            lora_embedding_shrink(self._x, self._tables, self._batch, self.h)
         if self.delta is not None:
-            lora_expand(self._h, self._tables, self._batch, self.delta, accumulate=False)
+            lora_expand(self.h, self._tables, self._batch, self.delta, accumulate=False)
 
     def add_to(self, output: torch.Tensor) -> None:
         rows = output.view(-1, output.shape[-1])
         if self.delta is not None:
             lora_add(self.delta, self._tables, self._batch, rows)
         else:
-            lora_expand(self._h, self._tables, self._batch, rows, accumulate=True)
+            lora_expand(self.h, self._tables, self._batch, rows, accumulate=True)

@@ -21,16 +21,32 @@ class LoraPlan(Enum):
     allow it (many tokens, an embedding), it is SEQUENTIAL."""
 
     EXPAND_IN_CONSUMER = "expand_in_consumer"
-    """x @ A by the first programs of the base's kernel; the op that reads gate and up next adds h @ B on the way. Where
-    another op follows, it is FUSED."""
+    """x @ A by the first programs of the base's kernel, or beside the base where one launch does not serve both (many
+    tokens); the op that reads gate and up next adds h @ B on the way. Where another op follows it is FUSED, and where
+    that is not possible SHRINK_BESIDE."""
+
+    ADD_IN_CONSUMER = "add_in_consumer"
+    """BOTH_BESIDE, but the op that reads the base output next adds the delta on the way. Where no such op follows it is
+    BOTH_BESIDE."""
 
     @property
     def shares_base_launch(self) -> bool:
         return self in (LoraPlan.FUSED, LoraPlan.EXPAND_IN_CONSUMER)
 
     @property
+    def in_launches_of_its_own(self) -> "LoraPlan":
+        """What stands in for a plan that shares the base's launch, where that is not possible."""
+        return LoraPlan.SHRINK_BESIDE if self is LoraPlan.EXPAND_IN_CONSUMER else LoraPlan.SEQUENTIAL
+
+    @property
+    def has_delta(self) -> bool:
+        """Whether B h is stored, and added by another kernel."""
+        return self in (LoraPlan.BOTH_BESIDE, LoraPlan.ADD_IN_CONSUMER)
+
+    @property
     def uses_aux_stream(self) -> bool:
-        return self in (LoraPlan.SHRINK_BESIDE, LoraPlan.BOTH_BESIDE)
+        """Whether it has no other point than the second stream."""
+        return self is LoraPlan.SHRINK_BESIDE or self.has_delta
 
 
 def allowed_plans(*, overlap: bool) -> tuple[LoraPlan, ...]:

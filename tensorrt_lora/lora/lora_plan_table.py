@@ -135,9 +135,9 @@ class LoraPlanTable:
 
 
 def default_plan(kind: BatchKind, allowed: Collection[LoraPlan]) -> LoraPlan:
-    """One launch for one adapter; several are too much work for the ends of the base's tiles, beside them they fit."""
-    if kind.many and LoraPlan.BOTH_BESIDE in allowed:
-        return LoraPlan.BOTH_BESIDE
+    """Beside the base where a second stream is allowed; without one a launch, if base and LoRA fit into it."""
+    if LoraPlan.ADD_IN_CONSUMER in allowed:
+        return LoraPlan.ADD_IN_CONSUMER
     can_fuse = LoraPlan.FUSED in allowed and kind.tokens <= MAX_STREAMED_TOKENS
     return LoraPlan.FUSED if can_fuse else LoraPlan.SEQUENTIAL
 

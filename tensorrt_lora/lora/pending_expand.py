@@ -9,8 +9,10 @@ from tensorrt_lora.kernels.lora_batch import LoraBatch, LoraTables
 
 @dataclass(frozen=True, slots=True)
 class PendingExpand:
-    """h @ B, not yet added; `linear_and_shrink` says what h is."""
+    """h @ B, not yet added."""
 
-    h: torch.Tensor  # [modules, T, max_rank], scaled, in the output's dtype
+    h: torch.Tensor
+    """[modules, T, max_rank] in the output's dtype, scaled, from `linear_and_shrink`; or [splits, modules, T, max_rank]
+    float32 from `lora_shrink`."""
     tables: LoraTables
     batch: LoraBatch

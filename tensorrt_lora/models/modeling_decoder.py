@@ -9,6 +9,7 @@ from torch import nn
 
 from tensorrt_lora.attention_backend.interface import AttentionBackend, AttentionMetadata
 from tensorrt_lora.config.model_config import ModelConfig
+from tensorrt_lora.kernels.lora_delta import LoraDelta
 from tensorrt_lora.lora.lora_params import LoraParams
 from tensorrt_lora.modules.attention import Attention
 from tensorrt_lora.modules.embedding import Embedding, LMHead
@@ -44,33 +45,36 @@ class DecoderLayer(nn.Module):
         position_ids: torch.Tensor,
         hidden_states: torch.Tensor,
         residual: torch.Tensor | None,
+        delta: LoraDelta | None,
         attn_metadata: AttentionMetadata,
         lora_params: LoraParams | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor, LoraDelta | None]:
         """One layer over T tokens.
 
         Args:
             position_ids: [T].
             hidden_states: [T, hidden], the previous block's output; may be overwritten.
             residual: [T, hidden], the stream it is still to be added to; may be overwritten. None in layer 0.
+            delta: what is still to be added to `hidden_states`.
             attn_metadata: prepared for these tokens.
             lora_params: None when no token has an adapter.
 
         Returns:
-            `hidden_states` and `residual` for the next layer.
+            `hidden_states`, `residual` and `delta` for the next layer.
         """
         if residual is None:
             residual = hidden_states
             hidden_states, quantized = self.input_layernorm(hidden_states, self.self_attn.input_quantization)
         else:
             hidden_states, residual, quantized = self.input_layernorm.add_and_norm(
-                hidden_states, residual, self.self_attn.input_quantization
+                hidden_states, residual, self.self_attn.input_quantization, delta
             )
-        hidden_states = self.self_attn(position_ids, hidden_states, attn_metadata, lora_params, quantized)
+        hidden_states, delta = self.self_attn(position_ids, hidden_states, attn_metadata, lora_params, quantized)
         hidden_states, residual, quantized = self.post_attention_layernorm.add_and_norm(
-            hidden_states, residual, self.mlp.input_quantization
+            hidden_states, residual, self.mlp.input_quantization, delta
         )
-        return self.mlp(hidden_states, lora_params, quantized), residual
+        hidden_states, delta = self.mlp(hidden_states, lora_params, quantized)
+        return hidden_states, residual, delta
 
 
 class DecoderModel(nn.Module):
@@ -95,11 +99,13 @@ class DecoderModel(nn.Module):
     ) -> torch.Tensor:
         """[T] ids and positions -> [T, hidden]."""
         hidden_states = self.embed_tokens(input_ids, lora_params)
-        residual = None
+        residual, delta = None, None
         for layer in self.layers:
-            hidden_states, residual = layer(position_ids, hidden_states, residual, attn_metadata, lora_params)
+            hidden_states, residual, delta = layer(
+                position_ids, hidden_states, residual, delta, attn_metadata, lora_params
+            )
         assert residual is not None, "a decoder has at least one layer"
-        hidden_states, _, _ = self.norm.add_and_norm(hidden_states, residual)
+        hidden_states, _, _ = self.norm.add_and_norm(hidden_states, residual, delta=delta)
         return hidden_states
 
 

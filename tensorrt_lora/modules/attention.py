@@ -8,6 +8,7 @@ from torch import nn
 
 from tensorrt_lora.attention_backend.interface import AttentionBackend, AttentionMetadata
 from tensorrt_lora.kernels.decode_attention import HeadNormRope
+from tensorrt_lora.kernels.lora_delta import LoraDelta
 from tensorrt_lora.kernels.qk_norm_rope import KvCacheWrite, qk_norm_rope
 from tensorrt_lora.kernels.quantized_activation import ActivationQuantization, QuantizedActivation
 from tensorrt_lora.lora.layer import LoraLayer
@@ -112,21 +113,22 @@ class Attention(nn.Module):
         attn_metadata: AttentionMetadata,
         lora_params: LoraParams | None,
         quantized: QuantizedActivation | None = None,
-    ) -> torch.Tensor:
-        """[T, hidden] at `position_ids` [T] -> [T, hidden]; keys and values go to the metadata's cache.
+    ) -> tuple[torch.Tensor, LoraDelta | None]:
+        """[T, hidden] at `position_ids` [T] -> [T, hidden], and what the next op has yet to add to it.
 
-        `quantized` is `hidden_states` under `input_quantization`, if that is done already.
+        Keys and values go to the metadata's cache. `quantized` is `hidden_states` under `input_quantization`, if that
+        is done already.
         """
         base = self.qkv_proj.base(hidden_states, quantized)
-        qkv = LoraLayer.forward_with_base(base, (self.qkv_lora,), hidden_states, lora_params, self.layer_idx)
+        qkv, delta = self.qkv_lora.forward_with_delta(base, lora_params, self.layer_idx)
         q, k, v = qkv.split((self.q_size, self.kv_size, self.kv_size), dim=-1)
         norm_rope = self._norm_rope(position_ids)
         if attn_metadata.fuses_decode:
-            output = self.attn.decode(q, k, v, norm_rope, attn_metadata)
+            output = self.attn.decode(q, k, v, norm_rope, attn_metadata, delta)
         else:
-            self._norm_rotate_and_write(q, k, v, norm_rope, attn_metadata)
+            self._norm_rotate_and_write(q, k, v, norm_rope, attn_metadata, delta)
             output = self.attn.forward(q, attn_metadata)
-        return self.o_proj(output, lora_params, self.layer_idx)
+        return self.o_proj.forward_with_delta(output, lora_params, self.layer_idx)
 
     def _norm_rope(self, position_ids: torch.Tensor) -> HeadNormRope:
         return HeadNormRope(
@@ -144,6 +146,7 @@ class Attention(nn.Module):
         v: torch.Tensor,
         norm_rope: HeadNormRope,
         attn_metadata: AttentionMetadata,
+        delta: LoraDelta | None,
     ) -> None:
         qk_norm_rope(
             q,
@@ -157,4 +160,5 @@ class Attention(nn.Module):
             KvCacheWrite(
                 v, attn_metadata.kv_cache[self.layer_idx], attn_metadata.cache_slots[: attn_metadata.num_tokens]
             ),
+            delta,
         )

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from tensorrt_lora.kernels.activation import silu_and_mul
+from tensorrt_lora.kernels.lora_delta import LoraDelta
 from tensorrt_lora.kernels.lora_silu_and_mul import lora_silu_and_mul
 from tensorrt_lora.kernels.quantized_activation import ActivationQuantization, QuantizedActivation
 from tensorrt_lora.lora.layer import LoraLayer
@@ -85,18 +86,21 @@ class GatedMLP(nn.Module):
 
     def forward(
         self, x: torch.Tensor, lora_params: LoraParams | None, quantized: QuantizedActivation | None = None
-    ) -> torch.Tensor:
-        """[T, hidden] -> [T, hidden]; `quantized` is x under `input_quantization`, if that is done already."""
+    ) -> tuple[torch.Tensor, LoraDelta | None]:
+        """[T, hidden] -> [T, hidden], and what the next op has yet to add to it.
+
+        `quantized` is x under `input_quantization`, if that is done already.
+        """
         base = self.gate_up_proj.base(x, quantized)
         gate_up, pending = self.gate_up_lora.forward_deferred(base, lora_params, self.layer_idx)
         product, quantized = silu_and_mul_with(pending, gate_up, self.down_proj.input_quantization)
-        return self.down_proj(product, lora_params, self.layer_idx, quantized)
+        return self.down_proj.forward_with_delta(product, lora_params, self.layer_idx, quantized)
 
 
 def silu_and_mul_with(
-    pending: PendingExpand | None, gate_up: torch.Tensor, quantization: ActivationQuantization | None
+    pending: PendingExpand | LoraDelta | None, gate_up: torch.Tensor, quantization: ActivationQuantization | None
 ) -> tuple[torch.Tensor, QuantizedActivation | None]:
     """`silu_and_mul` of `gate_up` and of what is still to be added to it."""
-    if pending is None:
-        return silu_and_mul(gate_up, quantization)
-    return lora_silu_and_mul(gate_up, pending.h, pending.tables, pending.batch, quantization)
+    if isinstance(pending, PendingExpand):
+        return lora_silu_and_mul(gate_up, pending.h, pending.tables, pending.batch, quantization)
+    return silu_and_mul(gate_up, quantization, pending)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from tensorrt_lora.kernels.lora_delta import LoraDelta
 from tensorrt_lora.kernels.quantized_activation import ActivationQuantization, QuantizedActivation
 from tensorrt_lora.lora.layer import BaseProjection, LoraLayer
 from tensorrt_lora.lora.lora_params import LoraParams
@@ -78,6 +79,15 @@ class Linear(LinearWeights):
         if self.lora is None:
             return base()
         return LoraLayer.forward_with_base(base, (self.lora,), x, lora_params, layer_idx)
+
+    def forward_with_delta(
+        self, x: Tensor, lora_params: LoraParams | None, layer_idx: int, quantized: QuantizedActivation | None = None
+    ) -> tuple[Tensor, LoraDelta | None]:
+        """`forward`, and what the next op has yet to add to it; see `LoraLayer.forward_with_delta`."""
+        base = self.base(x, quantized)
+        if self.lora is None:
+            return base(), None
+        return self.lora.forward_with_delta(base, lora_params, layer_idx)
 
     def parts(self, path: str) -> Iterator[tuple[str, slice]]:
         """(Hugging Face name, rows) of every projection in the weight of this layer, whose own name is `path`."""

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from tensorrt_lora.kernels.activation import squared_relu
+from tensorrt_lora.kernels.lora_delta import LoraDelta
 from tensorrt_lora.kernels.quantized_activation import ActivationQuantization, QuantizedActivation
 from tensorrt_lora.lora.layer import LoraLayer
 from tensorrt_lora.lora.lora_params import LoraParams
@@ -82,9 +83,12 @@ class MLP(nn.Module):
 
     def forward(
         self, x: torch.Tensor, lora_params: LoraParams | None, quantized: QuantizedActivation | None = None
-    ) -> torch.Tensor:
-        """[T, hidden] -> [T, hidden]; `quantized` is x under `input_quantization`, if that is done already."""
+    ) -> tuple[torch.Tensor, LoraDelta | None]:
+        """[T, hidden] -> [T, hidden], and what the next op has yet to add to it.
+
+        `quantized` is x under `input_quantization`, if that is done already.
+        """
         up = LoraLayer.forward_with_base(
             self.up_proj.base(x, quantized), (self.up_lora,), x, lora_params, self.layer_idx
         )
-        return self.down_proj(squared_relu(up), lora_params, self.layer_idx)
+        return self.down_proj.forward_with_delta(squared_relu(up), lora_params, self.layer_idx)

@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from tensorrt_lora.kernels.lora_delta import LoraDelta
 from tensorrt_lora.kernels.quantized_activation import ActivationQuantization, QuantizedActivation
 from tensorrt_lora.kernels.rms_norm import fused_add_rms_norm, rms_norm
 
@@ -22,8 +23,15 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.eps, quantization)
 
     def add_and_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, quantization: ActivationQuantization | None = None
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        quantization: ActivationQuantization | None = None,
+        delta: LoraDelta | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, QuantizedActivation | None]:
-        """(norm(residual + x), residual + x), written over the inputs [T, size]; and the norm quantised, likewise."""
-        quantized = fused_add_rms_norm(x, residual, self.weight, self.eps, quantization)
+        """(norm(residual + x), residual + x), written over the inputs [T, size]; and the norm quantised, likewise.
+
+        `delta` is what a LoRA branch has still to add to x.
+        """
+        quantized = fused_add_rms_norm(x, residual, self.weight, self.eps, quantization, delta)
         return x, residual, quantized

@@ -33,5 +33,7 @@ def test_lora_kernels_are_where_the_plan_puts_them(plan: LoraPlan | None, tmp_pa
     assert len(stream_use(kernels, pattern="lora_linear").main) == in_base
     consumers = stream_use(kernels, pattern="lora_silu_and_mul").main
     assert len(consumers) == (num_layers if plan is LoraPlan.EXPAND_IN_CONSUMER else 0)
-    assert bool(shrink.others) is (plan in (LoraPlan.SHRINK_BESIDE, LoraPlan.BOTH_BESIDE))
-    assert bool(expand.others) is (plan is LoraPlan.BOTH_BESIDE)
+    assert bool(shrink.others) is (plan is not None and plan.uses_aux_stream)
+    assert bool(expand.others) is (plan is not None and plan.has_delta)
+    adds = stream_use(kernels, pattern="lora_add").main
+    assert len(adds) == (per_step if plan is LoraPlan.BOTH_BESIDE else 0)

@@ -57,10 +57,10 @@ def test_a_row_for_every_kind_of_batch() -> None:
     for rows in saved:
         assert [row.kind for row in rows] == kinds
         for row in rows:
-            plans = ["sequential", "shrink_beside", "both_beside", *["fused"] * (row.tokens < 65)]
-            assert row.base == 1.0 and row.microseconds == dict(zip(plans, (2.0, 3.0, 4.0, 5.0), strict=False))
+            plans = ["sequential", "shrink_beside", "both_beside", *["fused"] * (row.tokens < 65), "add_in_consumer"]
+            assert row.base == 1.0 and row.microseconds == dict(zip(plans, (2.0, 3.0, 4.0, 5.0, 6.0), strict=False))
     # The base's graphs, one for each number of tokens, serve all ranks and kinds.
-    assert CountedGraph.made == 2 * (3 + 2 * (3 * 4 + 2 * 3))
+    assert CountedGraph.made == 2 * (3 + 2 * (3 * 5 + 2 * 4))
 
 
 def test_rows_make_a_table() -> None:
@@ -83,7 +83,8 @@ def test_a_plan_that_does_not_run_is_left_out(
 
     monkeypatch.setattr(PlanCase, "links", fail)
     (rows,) = run(["tiny o"])
-    assert all(list(row.microseconds) == ["sequential", "shrink_beside", "both_beside"] for row in rows)
+    others = ["sequential", "shrink_beside", "both_beside", "add_in_consumer"]
+    assert all(list(row.microseconds) == others for row in rows)
     warnings = capsys.readouterr().err.splitlines()
     assert len(warnings) == 6
     assert warnings[0] == (

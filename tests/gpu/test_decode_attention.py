@@ -12,9 +12,12 @@ from tensorrt_lora.config.model_config import ModelConfig
 from tensorrt_lora.kernels.decode_attention import HeadNormRope, PageTables, fused_decode_attention
 from tensorrt_lora.kernels.decode_attention_config import MAX_FUSED_REQUESTS
 from tensorrt_lora.kernels.decode_attention_workspace import DecodeAttentionWorkspace
+from tensorrt_lora.kernels.lora_delta import LoraDelta
 from tensorrt_lora.kernels.qk_norm_rope import KvCacheWrite, qk_norm_rope
 from tensorrt_lora.modules.attention import Attention
 from tensorrt_lora.modules.rotary_embedding import RotaryEmbedding
+from tests.support.completed import completed
+from tests.support.lora_deltas import ALL_SLOTS, added, make_lora_delta, random_output, same_bits
 
 pytestmark = pytest.mark.gpu
 
@@ -75,10 +78,20 @@ class Model:
             last_page_len=torch.tensor([(n - 1) % self.page_size + 1 for n in lengths]).int().to(DEVICE),
         )
 
-    def run(self, qkv: Tensor, norm_rope: HeadNormRope, tables: PageTables, cache: Tensor) -> Tensor:
-        return fused_decode_attention(*qkv.split(self.sizes, dim=-1), norm_rope, cache, tables, self.workspace)
+    def run(
+        self,
+        qkv: Tensor,
+        norm_rope: HeadNormRope,
+        tables: PageTables,
+        cache: Tensor,
+        delta: LoraDelta | None = None,
+    ) -> Tensor:
+        q, k, v = qkv.split(self.sizes, dim=-1)
+        return fused_decode_attention(q, k, v, norm_rope, cache, tables, self.workspace, delta)
 
-    def expected(self, qkv: Tensor, lengths: list[int], pages: list[list[int]]) -> tuple[Tensor, Tensor]:
+    def expected(
+        self, qkv: Tensor, lengths: list[int], pages: list[list[int]], delta: LoraDelta | None = None
+    ) -> tuple[Tensor, Tensor]:
         """(outputs in fp32, the cache after the step), from what `qk_norm_rope` makes of both."""
         cache = self.cache.clone()
         q, k, v = qkv.clone().split(self.sizes, dim=-1)
@@ -88,7 +101,7 @@ class Model:
         ]
         how = self.norm_rope(lengths)
         write = KvCacheWrite(v, cache, torch.tensor(slots).to(DEVICE))
-        qk_norm_rope(q, k, how.position_ids, self.table, self.head_dim, how.q_weight, how.k_weight, EPS, write)
+        qk_norm_rope(q, k, how.position_ids, self.table, self.head_dim, how.q_weight, how.k_weight, EPS, write, delta)
         rows = []
         for row, (length, ids) in enumerate(zip(lengths, pages, strict=True)):
             keys, values = (
@@ -250,6 +263,65 @@ def test_a_graph_serves_growing_requests(requests: int) -> None:
         assert torch.equal(cache, eager_cache)
 
 
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize("sizes", [(64, 8, 128), (4, 4, 128), (9, 3, 64)], ids=lambda sizes: "-".join(map(str, sizes)))
+def test_a_delta_is_added_as_by_lora_add(sizes: tuple[int, int, int], norm: bool) -> None:
+    model = Model(*sizes, norm=norm)
+    lengths = [1 + 83 * row for row in range(len(ALL_SLOTS))]
+    pages = model.pages(lengths)
+    norm_rope, tables = model.norm_rope(lengths), model.tables(lengths, pages)
+    delta = make_lora_delta(model.sizes, ALL_SLOTS, DTYPE, DEVICE)
+    qkv = random_output(delta).contiguous()
+    before = qkv.clone()
+
+    expected_cache = model.cache.clone()
+    expected = model.run(added(delta, qkv), norm_rope, tables, expected_cache)
+    for _ in range(3):
+        cache = model.cache.clone()
+        assert same_bits(model.run(qkv, norm_rope, tables, cache, delta), expected)
+        assert same_bits(cache, expected_cache)
+    assert same_bits(qkv, before)
+    close, cache = model.expected(qkv, lengths, pages, delta)
+    assert_close(expected, close)
+    assert same_bits(cache, expected_cache), "keys and values have the bits of qk_norm_rope with the delta"
+
+
+def test_a_graph_serves_any_adapters() -> None:
+    """Which adapter is whose is read early, the delta behind what wrote it."""
+    model = Model(32, 8, 128)
+    lengths = [1 + 83 * row for row in range(len(ALL_SLOTS))]
+    norm_rope, tables = model.norm_rope(lengths), model.tables(lengths, model.pages(lengths))
+    # The tables are the same whatever the slots of the tokens.
+    delta = make_lora_delta(model.sizes, [-1] * len(lengths), DTYPE, DEVICE)
+    source, cache = random_output(delta).contiguous(), model.cache.clone()
+    values = delta.values.clone()
+
+    def step() -> Tensor:
+        qkv = source * 1
+        delta.values.copy_(values)
+        return model.run(qkv, norm_rope, tables, cache, delta)
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = step()
+    for shift in range(len(lengths)):
+        token_slots = ALL_SLOTS[shift:] + ALL_SLOTS[:shift]
+        current = make_lora_delta(model.sizes, token_slots, DTYPE, DEVICE)
+        source.copy_(random_output(current, seed=shift))
+        values.copy_(current.values)
+        delta.batch.token_slots.copy_(current.batch.token_slots)
+        torch.cuda.synchronize()
+        graph.replay()
+        expected_cache = model.cache.clone()
+        assert same_bits(model.run(added(current, source), norm_rope, tables, expected_cache), output)
+        assert same_bits(cache, expected_cache)
+
+
 # As the layers of a model call it
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE, LAYERS = 1024, 32, 8, 128, 16, 3
@@ -312,7 +384,7 @@ def decode_batch(lengths: list[int], *, as_contexts: bool = False) -> AttentionB
 
 def forward(layers: list[Attention], x: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
     for layer in layers:
-        x = x + layer(positions, x, metadata, None)
+        x = x + completed(*layer(positions, x, metadata, None))
     return x
 
 

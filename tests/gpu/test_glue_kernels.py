@@ -1,6 +1,7 @@
 """The ops between a layer's projections on a GPU: against float64, repeated, at any row count, captured."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from tensorrt_lora.kernels.fp8_quantize import quantize, quantize_reference
 from tensorrt_lora.kernels.qk_norm_rope import KvCacheWrite, qk_norm_rope, qk_norm_rope_reference
 from tensorrt_lora.kernels.quantized_activation import ActivationQuantization, QuantizedActivation
 from tensorrt_lora.kernels.rms_norm import fused_add_rms_norm, rms_norm, rms_norm_reference
+from tests.support.lora_deltas import ALL_SLOTS, added, make_lora_delta, random_output, same_bits
 
 pytestmark = pytest.mark.gpu
 
@@ -291,6 +293,31 @@ def replay(step: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
     with torch.cuda.graph(graph):
         output = step()
     return graph, output
+
+
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize(("heads", "head_dim"), [((64, 8), 128), ((9, 3), 64), ((6, 1), 80)])
+def test_qk_norm_rope_adds_a_delta_as_lora_add_does(heads: tuple[int, int], head_dim: int, norm: bool) -> None:
+    case = Projection(len(ALL_SLOTS), heads, head_dim, torch.bfloat16, norm)
+    delta = make_lora_delta(case.sizes, ALL_SLOTS, torch.bfloat16, DEVICE)
+    case.qkv = random_output(delta).contiguous()
+
+    def step() -> Tensor:
+        return torch.cat([x.flatten() for x in case.run(partial(qk_norm_rope, delta=delta))])
+
+    qkv, cache = case.run(partial(qk_norm_rope, delta=delta))
+    eager = step()
+    graph, output = replay(step)
+    graph.replay()
+    assert same_bits(output, eager)
+
+    q, k, v = qkv.split(case.sizes, dim=-1)
+    assert same_bits(v, case.qkv.split(case.sizes, dim=-1)[2]), "only the cache has the values' delta"
+    case.qkv = added(delta, case.qkv)
+    expected, expected_cache = case.run(qk_norm_rope)
+    for x, wanted in zip((q, k), expected.split(case.sizes, dim=-1), strict=False):
+        assert same_bits(x, wanted)
+    assert same_bits(cache, expected_cache)
 
 
 @pytest.mark.parametrize("how", ["none", "token", "group", "static"])

@@ -11,6 +11,7 @@ from tensorrt_lora.kernels.linear_weight import LinearWeight, tile_counters
 from tensorrt_lora.kernels.lora_batch import BIAS_ROW, GAIN_ROW, NUM_LORA_COUNTERS, LoraBatch, LoraTables
 from tensorrt_lora.kernels.lora_expand import lora_expand
 from tensorrt_lora.kernels.lora_linear import can_fuse, linear_and_shrink, lora_linear
+from tensorrt_lora.kernels.lora_shrink import lora_shrink, num_splits
 from tensorrt_lora.kernels.lora_silu_and_mul import lora_silu_and_mul, lora_silu_and_mul_reference_into
 from tensorrt_lora.kernels.quantized_activation import ActivationQuantization, QuantizedActivation
 from tests.support.graph_replay import replay_equals
@@ -125,6 +126,100 @@ def test_is_near_the_reference(
     lora_silu_and_mul_reference_into(gate_up, h, tables, batch, expected, None, None)
     error = (actual.double() - expected.double()).norm() / expected.double().norm()
     assert error < SAME_ROUNDING[dtype]
+
+
+# width, ranks of gate and of up, extras; of slices. The last slot of some has no adapter for one of the modules.
+LONG_TABLES = [
+    (25600, [[32], [32]], None),
+    (12288, [[16, 3, 64], [17, 1, 0]], None),
+    (1000, [[1, 17, 0], [3, 100, 5]], None),
+    (1536, [[256, 100], [256, 3]], None),
+    (130, [[3, 64], [1, 0]], None),
+    (1536, [[16, 15, 0, 48], [0, 32, 1, 48]], [[BOTH, BOTH, BIAS_ROW, 0], [0, BOTH, GAIN_ROW, 0]]),
+]
+
+
+def make_slots(tokens: int, num_slots: int, base_rows: str) -> list[int]:
+    """Adapters in turn, in stretches of some rows; base rows nowhere, among them, first, last or everywhere."""
+    stretches = [row // 37 % num_slots for row in range(tokens)]
+    if base_rows == "among":
+        return [-1 if row % 5 == 0 else slot for row, slot in enumerate(stretches)]
+    some = {"none": range(0), "first": range(70), "last": range(tokens - 40, tokens), "all": range(tokens)}[base_rows]
+    return [-1 if row in some else slot for row, slot in enumerate(stretches)]
+
+
+@pytest.mark.parametrize("base_rows", ["none", "among", "first", "last", "all"])
+@pytest.mark.parametrize("tokens", [65, 130, 512, 2049])
+@pytest.mark.parametrize(("width", "ranks", "extras"), LONG_TABLES)
+def test_slices_give_the_bits_of_two_ops(
+    width: int, ranks: list[list[int]], extras: list[list[int]] | None, tokens: int, base_rows: str
+) -> None:
+    tables = make_tables(width, ranks, extras)
+    batch = make_lora_batch(make_slots(tokens, len(ranks[0]), base_rows), len(ranks[0]), device=DEVICE)
+    splits = num_splits(tokens, 4096, DEVICE)
+    h = torch.stack([make_h(tables, batch, torch.float32) for _ in range(splits)]) * splits**-0.5
+    gate_up = 2 * torch.randn((tokens, 2 * width + 24), device=DEVICE).bfloat16()[:, : 2 * width]
+    before = gate_up.clone()
+    with_lora = gate_up.clone()
+    lora_expand(h, tables, batch, with_lora, accumulate=True)
+    assert torch.equal(with_lora, before) is (base_rows == "all")
+    for how in quantizations():
+        actual = lora_silu_and_mul(gate_up, h, tables, batch, how)
+        assert actual[0].isfinite().all() and torch.equal(gate_up, before)
+        assert_same(actual, silu_and_mul(with_lora, how))
+        assert_same(lora_silu_and_mul(gate_up, h, tables, batch, how), actual)
+
+
+@pytest.mark.parametrize("dtype", SAME_ROUNDING)
+@pytest.mark.parametrize(("width", "ranks", "extras"), LONG_TABLES[1:])
+def test_slices_are_near_the_reference(
+    width: int, ranks: list[list[int]], extras: list[list[int]] | None, dtype: torch.dtype
+) -> None:
+    tables = make_tables(width, ranks, extras, dtype)
+    batch = make_lora_batch(make_slots(300, len(ranks[0]), "among"), len(ranks[0]), device=DEVICE)
+    h = torch.stack([make_h(tables, batch, torch.float32) for _ in range(2)])
+    gate_up = torch.randn((300, 2 * width), device=DEVICE).to(dtype)
+    actual, _ = lora_silu_and_mul(gate_up, h, tables, batch)
+    expected = torch.empty_like(actual)
+    lora_silu_and_mul_reference_into(gate_up, h, tables, batch, expected, None, None)
+    error = (actual.double() - expected.double()).norm() / expected.double().norm()
+    assert error < SAME_ROUNDING[dtype]
+
+
+@pytest.mark.parametrize("tokens", [65, 300])
+def test_a_long_chain_in_a_graph(tokens: int) -> None:
+    """As below, with base and shrink in launches of their own."""
+    hidden, width, depth = 1024, 2048, 6
+    ranks = [[32, 8, 17, 64], [32, 0, 64, 1]]
+    tables = make_tables(width, ranks, None, in_features=hidden)
+    batch = make_lora_batch(make_slots(tokens, 4, "among"), 4, device=DEVICE)
+    how = ActivationQuantization()
+    weights = [
+        (
+            torch.randn((2 * width, hidden), device=DEVICE).bfloat16() * hidden**-0.5,
+            torch.randn((hidden, width), device=DEVICE).bfloat16() * width**-0.5,
+        )
+        for _ in range(depth)
+    ]
+    x = torch.zeros((tokens, hidden), device=DEVICE, dtype=torch.bfloat16)
+
+    def chain(*, deferred: bool) -> Tensor:
+        y = x
+        for gate_up_weight, down_weight in weights:
+            gate_up = torch.nn.functional.linear(y, gate_up_weight)
+            h = gate_up.new_empty((num_splits(tokens, hidden, DEVICE), 2, tokens, tables.max_rank), dtype=torch.float32)
+            lora_shrink(y, tables, batch, h)
+            if deferred:
+                product, quantized = lora_silu_and_mul(gate_up, h, tables, batch, how)
+            else:
+                lora_expand(h, tables, batch, gate_up, accumulate=True)
+                product, quantized = silu_and_mul(gate_up, how)
+            assert quantized is not None
+            y = torch.nn.functional.linear(product + quantized.dequantize().bfloat16(), down_weight)
+            y = (y / y.float().std()).bfloat16()
+        return y
+
+    replay_equals(lambda: chain(deferred=True), lambda: chain(deferred=False), x)
 
 
 @pytest.mark.parametrize("fp8", [False, True])

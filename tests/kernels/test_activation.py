@@ -12,6 +12,7 @@ from tensorrt_lora.kernels.activation import (
 from tensorrt_lora.kernels.dispatch import use_triton
 from tensorrt_lora.kernels.fp8_quantize import quantize_reference
 from tensorrt_lora.kernels.quantized_activation import ActivationQuantization
+from tests.support.lora_deltas import ALL_SLOTS, added, make_lora_delta, random_output, same_bits
 from tests.support.quantizations import QUANTIZATIONS, empty_uncast
 
 DTYPES = [(torch.float32, 2e-6), (torch.float16, 2e-3), (torch.bfloat16, 2e-2)]
@@ -58,3 +59,30 @@ def test_squared_relu(dtype: torch.dtype, tolerance: float) -> None:
     actual = squared_relu(x)
     assert actual.dtype == dtype
     torch.testing.assert_close(actual.double(), x.double().clamp(min=0) ** 2, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("token_slots", [[], [-1], [2], [5], ALL_SLOTS])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_delta_is_added_as_by_lora_add(dtype: torch.dtype, token_slots: list[int]) -> None:
+    delta = make_lora_delta((300, 300), token_slots, dtype)
+    gate_up = random_output(delta)
+    before = gate_up.clone()
+    expected, _ = silu_and_mul(added(delta, gate_up))
+    actual, quantized = silu_and_mul(gate_up, delta=delta)
+    assert same_bits(actual, expected) and quantized is None
+    assert same_bits(gate_up, before)
+
+
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize("width", [1, 17, 64, 333, 2560])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_delta_before_a_quantisation(dtype: torch.dtype, width: int, quantization: ActivationQuantization) -> None:
+    compute = silu_and_mul_triton if use_triton(torch.zeros(1)) else silu_and_mul_reference_into
+    delta = make_lora_delta((width, width), ALL_SLOTS, dtype)
+    gate_up = random_output(delta)
+    expected, actual = torch.empty((2, len(ALL_SLOTS), width), dtype=dtype)
+    wanted_fp8, actual_fp8 = empty_uncast(expected, quantization), empty_uncast(expected, quantization)
+    compute(added(delta, gate_up), expected, quantization, wanted_fp8)
+    compute(gate_up, actual, quantization, actual_fp8, delta)
+    assert same_bits(actual, expected)
+    assert same_bits(actual_fp8.values, wanted_fp8.values) and same_bits(actual_fp8.scale, wanted_fp8.scale)

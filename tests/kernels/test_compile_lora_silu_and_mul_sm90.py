@@ -1,15 +1,10 @@
-"""LoRA inside SiLU-and-mul compiles for sm_90: nothing spilt, B loaded before the wait and what kernels write after."""
+"""LoRA inside SiLU-and-mul of few tokens compiles for sm_90: nothing spilt, only B loaded before the wait."""
 
 import pytest
 
 from tensorrt_lora.kernels.lora_batch import BIAS_ROW, GAIN_ROW, RANK_PAGE
-from tensorrt_lora.kernels.lora_silu_and_mul import (
-    BLOCK_N,
-    _lora_silu_and_mul_kernel,
-    block_ranks,
-    block_tokens,
-    num_warps,
-)
+from tensorrt_lora.kernels.lora_silu_and_mul_decode import BLOCK_N, block_ranks, block_tokens, num_warps
+from tensorrt_lora.kernels.lora_silu_and_mul_decode_kernel import _lora_silu_and_mul_kernel
 from tests.support.sm90 import SHARED_MEMORY_LIMIT, assembly_sm90, compile_sm90, read_before_wait
 
 INDICES = ("page_table", "rank", "extras", "token_slots", "sorted_tokens", "tile_slot", "tile_start", "tile_len")

@@ -20,7 +20,7 @@ INDICES = dict.fromkeys(
     ("page_table", "rank", "extras", "token_slots", "sorted_tokens", "tile_slot", "tile_start", "tile_len"), "i32"
 )
 ELEMENT = {True: "bf16", False: "fp32"}
-MOST_SPLITS = {16: 16, 64: 4}  # by tile size
+MOST_SPLITS = {16: 16, 64: 8}  # by tile size
 # (splits, max_rank or None for the configuration's own, accumulate)
 EXPAND_VARIANTS = [(1, None, False), (16, None, True), (1, 256, True)]
 
@@ -44,6 +44,7 @@ def test_shrink(half: bool, config: ShrinkConfig, even_k: bool) -> None:
         "BLOCK_R": config.block_r,
         "BLOCK_K": config.block_k,
         "EVEN_K": even_k,
+        "PROGRAMMATIC": True,
     }
     pointers = {**INDICES, "x": ELEMENT[half], "a_pool": ELEMENT[half], "out": "fp32"}
     assert_fits(compile_sm90(_lora_shrink_kernel, pointers, constants, config.num_warps, config.num_stages))
@@ -66,6 +67,8 @@ def test_expand(half: bool, config: ExpandConfig, splits: int, max_rank: int | N
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
         "BLOCK_R": config.block_r,
+        "BLOCKS": config.blocks,
+        "PROGRAMMATIC": True,
     }
     pointers = {**INDICES, "scale": "fp32", "h": "fp32", "b_pool": ELEMENT[half], "out": ELEMENT[half]}
     assert_fits(compile_sm90(_lora_expand_kernel, pointers, constants, config.num_warps, num_stages=1))
@@ -73,7 +76,13 @@ def test_expand(half: bool, config: ExpandConfig, splits: int, max_rank: int | N
 
 @pytest.mark.parametrize("half", [True, False])
 def test_add(half: bool) -> None:
-    constants: dict[str, object] = {"PAGE": RANK_PAGE, "BIAS": BIAS_ROW, "GAIN": GAIN_ROW, "BLOCK_N": BLOCK_N}
+    constants: dict[str, object] = {
+        "PAGE": RANK_PAGE,
+        "BIAS": BIAS_ROW,
+        "GAIN": GAIN_ROW,
+        "BLOCK_N": BLOCK_N,
+        "PROGRAMMATIC": True,
+    }
     pointers = {**INDICES, **dict.fromkeys(("delta", "b_pool", "out"), ELEMENT[half])}
     assert_fits(compile_sm90(_lora_add_kernel, pointers, constants, NUM_WARPS, num_stages=1))
 

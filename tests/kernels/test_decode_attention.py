@@ -9,7 +9,9 @@ from torch import Tensor
 from tensorrt_lora.kernels.decode_attention import HeadNormRope, PageTables, fused_decode_attention
 from tensorrt_lora.kernels.decode_attention_config import MAX_FUSED_REQUESTS, decode_attention_config
 from tensorrt_lora.kernels.decode_attention_workspace import DecodeAttentionWorkspace
+from tensorrt_lora.kernels.lora_delta import LoraDelta
 from tensorrt_lora.kernels.qk_norm_rope import KvCacheWrite, qk_norm_rope
+from tests.support.lora_deltas import ALL_SLOTS, added, make_lora_delta, random_output
 
 EPS = 1e-5
 POSITIONS = 600
@@ -36,11 +38,16 @@ class Step:
     dtype: torch.dtype = torch.float32
     norm: bool = True
     padding: int = 0
+    token_slots: list[int] | None = None  # of the adapters of a delta that is still to be added
 
     def __post_init__(self) -> None:
         sizes = [self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.head_dim]
         requests = len(self.lengths)
         self.qkv = torch.randn(requests, sum(sizes)).to(self.dtype)
+        self.delta: LoraDelta | None = None
+        if self.token_slots is not None:
+            self.delta = make_lora_delta(sizes, self.token_slots, self.dtype)
+            self.qkv = random_output(self.delta)
         self.q, self.k, self.v = self.qkv.split(sizes, dim=-1)
         counts = [-(-length // self.page_size) for length in self.lengths]
         free = (1 + torch.randperm(sum(counts))).tolist()
@@ -83,7 +90,10 @@ class Step:
         )
 
     def run(self) -> Tensor:
-        return fused_decode_attention(self.q, self.k, self.v, self.norm_rope, self.cache, self.tables(), self.workspace)
+        tables = self.tables()
+        return fused_decode_attention(
+            self.q, self.k, self.v, self.norm_rope, self.cache, tables, self.workspace, self.delta
+        )
 
     def expected(self) -> tuple[Tensor, Tensor]:
         """(outputs in float64, the cache after the step), by `qk_norm_rope` and a softmax in float64."""
@@ -91,7 +101,8 @@ class Step:
         q, k, v = self.qkv.clone().split([self.q.shape[1], self.k.shape[1], self.v.shape[1]], dim=-1)
         how = self.norm_rope
         write = KvCacheWrite(v, cache, self.slots)
-        qk_norm_rope(q, k, how.position_ids, how.cos_sin_cache, self.head_dim, how.q_weight, how.k_weight, EPS, write)
+        weights = (how.q_weight, how.k_weight)
+        qk_norm_rope(q, k, how.position_ids, how.cos_sin_cache, self.head_dim, *weights, EPS, write, self.delta)
         rows = []
         group = self.heads // self.kv_heads
         for row, length in enumerate(self.lengths):
@@ -111,7 +122,7 @@ def make_table(head_dim: int) -> Tensor:
     return torch.cat((angles.cos(), angles.sin()), dim=-1).float()
 
 
-def assert_right(step: Step) -> None:
+def assert_right(step: Step) -> Tensor:
     before = step.qkv.clone()
     expected, expected_cache = step.expected()
     actual = step.run()
@@ -125,6 +136,7 @@ def assert_right(step: Step) -> None:
     )
     assert torch.equal(step.qkv, before)
     assert step.workspace.counters.eq(0).all()
+    return actual
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "-".join(map(str, shape)))
@@ -157,6 +169,27 @@ def test_a_request_does_not_depend_on_its_neighbours() -> None:
     step.qkv[0], step.qkv[2] = 7.0, -5.0
     step.cache[step.pages[0]] = torch.nan
     assert torch.equal(step.run()[1], together[1])
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "norm"),
+    [
+        ((8, 1, 128, 32), torch.float16, True),
+        ((4, 2, 64, 16), torch.float32, False),
+        ((5, 1, 24, 4), torch.float32, True),
+    ],
+)
+def test_a_delta_is_added_as_by_lora_add(shape: tuple[int, int, int, int], dtype: torch.dtype, norm: bool) -> None:
+    lengths = [17, 1, 80, 5, 64, 65, 2, 3, 16, 9, 1, 70]
+    step = Step(lengths, *shape, dtype=dtype, norm=norm, token_slots=ALL_SLOTS)
+    cache = step.cache.clone()
+    output, with_delta = assert_right(step), step.cache
+    assert step.delta is not None
+    # The same step, of a projection with its delta.
+    step.qkv.copy_(added(step.delta, step.qkv))
+    step.cache, step.delta = cache, None
+    assert torch.equal(step.run(), output)
+    torch.testing.assert_close(with_delta, step.cache, rtol=0, atol=0, equal_nan=True)
 
 
 def test_no_requests() -> None:

@@ -89,5 +89,5 @@ def test_num_splits() -> None:
     assert num_splits(1, 5120, cpu) == 1
     assert [num_splits(1, width, cuda) for width in (64, 1024, 5120, 8192, 25600)] == [1, 4, 14, 16, 16]
     assert [num_splits(tokens, 8192, cuda) for tokens in (0, 32, 64, 128, 256, 512, 1024, 8192)] == [
-        *(16, 16, 8, 8, 4, 2, 1, 1)
+        *(16, 16, 8, 8, 4, 4, 4, 2)
     ]

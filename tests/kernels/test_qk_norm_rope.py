@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from tensorrt_lora.kernels.qk_norm_rope import KvCacheWrite, qk_norm_rope
+from tests.support.lora_deltas import ALL_SLOTS, added, make_lora_delta, random_output, same_bits
 
 EPS = 1e-5
 POSITIONS, PAGE_SIZE, PAGES = 50, 4, 40
@@ -126,3 +127,32 @@ def test_epsilon_bounds_the_norm_of_a_small_head() -> None:
     q[0, 0] = 1e-4
     qk_norm_rope(q, q.clone(), torch.tensor([0]), make_table(8), 8, weight, weight, EPS)
     assert q[0, 0].item() == pytest.approx(1e-4 / (1e-8 / 8 + EPS) ** 0.5, rel=1e-5)
+
+
+@pytest.mark.parametrize("token_slots", [[], [-1], [3], [5], ALL_SLOTS], ids=lambda slots: f"{slots}")
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(6, 1, 128), (9, 3, 24), (16, 9, 64)])
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_delta_is_added_as_by_lora_add(
+    dtype: torch.dtype, norm: bool, heads: int, kv_heads: int, head_dim: int, token_slots: list[int]
+) -> None:
+    tokens, sizes = len(token_slots), [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim]
+    delta = make_lora_delta(sizes, token_slots, dtype)
+    qkv = random_output(delta)
+    table, position_ids = make_table(head_dim), torch.randint(0, POSITIONS, (tokens,))
+    q_weight, k_weight = (1 + 0.3 * torch.randn(2, head_dim)).to(dtype) if norm else (None, None)
+    cache = torch.randn(PAGES, 2, PAGE_SIZE, kv_heads, head_dim).to(dtype)
+    cache_slots = PAGE_SIZE + torch.randperm((PAGES - 1) * PAGE_SIZE)[:tokens]
+
+    expected, expected_cache = added(delta, qkv), cache.clone()
+    q, k, v = expected.split(sizes, dim=-1)
+    write = KvCacheWrite(v, expected_cache, cache_slots)
+    qk_norm_rope(q, k, position_ids, table, head_dim, q_weight, k_weight, EPS, write)
+
+    base_v = qkv[:, -sizes[2] :].clone()
+    q, k, v = qkv.split(sizes, dim=-1)
+    write = KvCacheWrite(v, cache, cache_slots)
+    qk_norm_rope(q, k, position_ids, table, head_dim, q_weight, k_weight, EPS, write, delta)
+    assert same_bits(qkv[:, : -sizes[2]], expected[:, : -sizes[2]])
+    assert same_bits(cache, expected_cache)
+    assert same_bits(v, base_v), "only the cache has the values' delta"

@@ -9,6 +9,7 @@ from tensorrt_lora.kernels.dispatch import use_triton
 from tensorrt_lora.kernels.fp8_quantize import quantize_reference
 from tensorrt_lora.kernels.quantized_activation import ActivationQuantization, QuantizedActivation
 from tensorrt_lora.kernels.rms_norm import fused_add_rms_norm, rms_norm, rms_norm_reference_into, rms_norm_triton
+from tests.support.lora_deltas import ALL_SLOTS, added, make_lora_delta, random_output, same_bits
 from tests.support.quantizations import QUANTIZATIONS, empty_uncast
 
 EPS = 1e-5
@@ -86,3 +87,31 @@ def test_quantised_rows_of_any_shape() -> None:
     out, quantized = rms_norm(x, weight, EPS, ActivationQuantization(by_group=True))
     assert isinstance(quantized, QuantizedActivation) and quantized.scale.shape == (6, 2)
     torch.testing.assert_close(quantized.dequantize(), out.view(6, 256), rtol=2**-4, atol=2e-3)
+
+
+@pytest.mark.parametrize("token_slots", [[], [-1], [2], [5], ALL_SLOTS])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_delta_is_added_as_by_lora_add(dtype: torch.dtype, token_slots: list[int]) -> None:
+    delta = make_lora_delta((300,), token_slots, dtype)
+    x = random_output(delta)
+    residual, weight = torch.randn(len(token_slots), 300).to(dtype), torch.randn(300).to(dtype)
+    expected, expected_residual = added(delta, x), residual.clone()
+    fused_add_rms_norm(expected, expected_residual, weight, EPS)
+    assert fused_add_rms_norm(x, residual, weight, EPS, delta=delta) is None
+    assert same_bits(residual, expected_residual) and same_bits(x, expected)
+
+
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize("width", [1, 17, 64, 333, 640])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_delta_before_a_quantisation(dtype: torch.dtype, width: int, quantization: ActivationQuantization) -> None:
+    normalize = rms_norm_triton if use_triton(torch.zeros(1)) else rms_norm_reference_into
+    delta = make_lora_delta((width,), ALL_SLOTS, dtype)
+    x = random_output(delta)
+    residual, weight = torch.randn(len(ALL_SLOTS), width).to(dtype), torch.randn(width).to(dtype)
+    expected, expected_residual = added(delta, x), residual.clone()
+    wanted, actual = empty_uncast(x, quantization), empty_uncast(x, quantization)
+    normalize(expected, expected_residual, weight, EPS, expected, quantization, wanted)
+    normalize(x, residual, weight, EPS, x, quantization, actual, delta)
+    assert same_bits(residual, expected_residual) and same_bits(x, expected)
+    assert same_bits(actual.values, wanted.values) and same_bits(actual.scale, wanted.scale)

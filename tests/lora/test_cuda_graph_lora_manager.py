@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from tensorrt_lora.config.lora_config import LoraConfig
+from tensorrt_lora.kernels.streamed_linear_config import MAX_STREAMED_TOKENS
 from tensorrt_lora.lora.adapter_slot_manager import AdapterKey
 from tensorrt_lora.lora.adapter_weights import AdapterWeights, LoraModuleWeights
 from tensorrt_lora.lora.cuda_graph_lora_manager import CudaGraphLoraManager
@@ -90,7 +91,7 @@ def manager(
         base_parameters=BASE_PARAMETERS,
         plan_table=plan_table or LoraPlanTable(),
         cache_bytes=cache_bytes,
-        max_num_tokens=32,
+        max_num_tokens=128,
         dtype=torch.float32,
         device=torch.device("cpu"),
     )
@@ -242,3 +243,23 @@ def test_the_table_plans_every_graph_that_a_batch_may_ask_for():
     assert plan([adapter(1), adapter(1)], 8) is LoraPlan.SEQUENTIAL, "one adapter, twice"
     lora.fixed_plan = LoraPlan.SHRINK_BESIDE
     assert lora.graph_plan([adapter(1)], 1) == LoraPlans(LoraPlan.SHRINK_BESIDE)
+
+
+@pytest.mark.parametrize(
+    ("fixed_plan", "plan"),
+    [
+        (None, LoraPlan.EXPAND_IN_CONSUMER),
+        (LoraPlan.EXPAND_IN_CONSUMER, LoraPlan.EXPAND_IN_CONSUMER),
+        (LoraPlan.BOTH_BESIDE, LoraPlan.SHRINK_BESIDE),
+        (LoraPlan.SHRINK_BESIDE, LoraPlan.SHRINK_BESIDE),
+        (LoraPlan.FUSED, LoraPlan.SEQUENTIAL),
+        (LoraPlan.SEQUENTIAL, LoraPlan.SEQUENTIAL),
+    ],
+)
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_long_eager_forward_expands_in_the_next_op(fixed_plan: LoraPlan | None, plan: LoraPlan, overlap: bool):
+    lora = manager(overlap_lora_and_base=overlap)
+    lora.fixed_plan = fixed_plan
+    few, many = MAX_STREAMED_TOKENS, MAX_STREAMED_TOKENS + 1
+    assert lora.prepare([adapter(1)], [few])["lora_plans"] == LoraPlans(LoraPlan.SEQUENTIAL)
+    assert lora.prepare([adapter(1), None], [few, many - few])["lora_plans"] == LoraPlans(plan)

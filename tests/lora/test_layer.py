@@ -8,6 +8,8 @@ import torch
 from torch.nn import functional
 
 from tensorrt_lora.kernels.linear_weight import LinearWeight
+from tensorrt_lora.kernels.lora_delta import LoraDelta
+from tensorrt_lora.kernels.lora_expand import lora_expand
 from tensorrt_lora.lora import layer as layer_module
 from tensorrt_lora.lora.adapter_slot_manager import Slot
 from tensorrt_lora.lora.adapter_weights import AdapterWeights, LoraModuleWeights
@@ -19,6 +21,7 @@ from tensorrt_lora.lora.lora_plan import LoraPlan
 from tensorrt_lora.lora.lora_plans import LoraPlans
 from tensorrt_lora.lora.lora_site import LoraSite
 from tensorrt_lora.lora.module_types import LoraModuleType
+from tensorrt_lora.lora.pending_expand import PendingExpand
 from tensorrt_lora.utils.multi_stream_utils import with_multi_stream
 
 IN, Q, K, LAYER_IDX = 24, 20, 12, 3
@@ -57,7 +60,7 @@ def params_for(
         num_slots=3,
         num_pages=8,
         max_rank=33,
-        max_num_tokens=16,
+        max_num_tokens=128,
         dtype=torch.float32,
         device=torch.device("cpu"),
     )
@@ -192,6 +195,39 @@ def test_the_aux_stream_reaches_the_helper_only_inside_with_multi_stream(
         output = LoraLayer.forward_with_base(base, (qk_layer,), x, lora_params, LAYER_IDX)
     assert seen[1] == ((*events, stream, True) if parallel else (None, None, None, True))
     assert torch.equal(output, sequential_output)
+
+
+@pytest.mark.parametrize("has_stream", [True, False])
+@pytest.mark.parametrize("plan", LoraPlan)
+def test_many_tokens_leave_the_expand_to_the_next_op(
+    qk_layer: LoraLayer, monkeypatch: pytest.MonkeyPatch, plan: LoraPlan, has_stream: bool
+):
+    stream, events, seen = object(), (object(), object()), []
+
+    def sequential(fn0, fn1, event0, event1, aux_stream=None, disable_on_compile=False):
+        seen.append((event0, event1, aux_stream))
+        return fn0(), fn1()
+
+    monkeypatch.setattr(layer_module, "maybe_execute_in_parallel", sequential)
+    monkeypatch.setattr(layer_module, "create_event_pair", lambda: events)
+    token_slots = TOKEN_SLOTS * 11
+    x = torch.randn(len(token_slots), IN)
+    base = BaseProjection(x, LinearWeight(torch.randn(Q + K, IN)))
+    lora_params = params_for(qk_layer, token_slots, ADAPTERS)
+    lora_params["lora_aux_stream"] = stream if has_stream else None  # type: ignore[typeddict-item]
+    lora_params["lora_plans"] = LoraPlans(plan)
+    with with_multi_stream(True):
+        whole = LoraLayer.forward_with_base(base, (qk_layer,), x, lora_params, LAYER_IDX)
+        output, pending = qk_layer.forward_deferred(base, lora_params, LAYER_IDX)
+    on_stream = has_stream and plan not in (LoraPlan.SEQUENTIAL, LoraPlan.FUSED)
+    assert seen == [(*events, stream) if on_stream else (None, None, None)] * 2
+    assert isinstance(pending, PendingExpand) is (plan is LoraPlan.EXPAND_IN_CONSUMER)
+    if isinstance(pending, PendingExpand):
+        assert torch.equal(output, base()) and pending.h.shape == (1, 2, len(token_slots), 48)
+        lora_expand(pending.h, pending.tables, pending.batch, output, accumulate=True)
+    elif isinstance(pending, LoraDelta):
+        output = pending.added_to(output)
+    assert torch.equal(output, whole)
 
 
 def test_the_tables_are_those_of_the_last_load(qk_layer: LoraLayer):

@@ -61,10 +61,10 @@ def test_the_fastest_allowed_plan_of_the_next_row_up() -> None:
 @pytest.mark.parametrize(
     ("microseconds", "plan"),
     [
-        ({"sequential": 10.0, "both_beside": 10.04, "fused": 10.03}, LoraPlan.FUSED),  # the rule's
+        ({"sequential": 10.0, "fused": 10.04, "add_in_consumer": 10.03}, LoraPlan.ADD_IN_CONSUMER),  # the rule's
         ({"shrink_beside": 10.03, "both_beside": 10.0, "fused": 10.2}, LoraPlan.SHRINK_BESIDE),  # the simplest
         ({"shrink_beside": 10.2, "both_beside": 10.0, "fused": 10.2}, LoraPlan.BOTH_BESIDE),
-        ({}, LoraPlan.FUSED),
+        ({}, LoraPlan.ADD_IN_CONSUMER),
     ],
 )
 def test_what_counts_as_equally_fast(microseconds: dict[str, float], plan: LoraPlan) -> None:
@@ -83,13 +83,12 @@ def test_narrowed_to_the_shapes_of_a_model() -> None:
 def test_the_rule_where_nothing_was_measured() -> None:
     table = LoraPlanTable.of(make_file(), "a test")
     one, many = BatchKind(8, False, 16), BatchKind(8, True, 16)
-    assert default_plan(one, tuple(LoraPlan)) is LoraPlan.FUSED
-    assert default_plan(many, tuple(LoraPlan)) is LoraPlan.BOTH_BESIDE
+    assert default_plan(one, tuple(LoraPlan)) is default_plan(many, tuple(LoraPlan)) is LoraPlan.ADD_IN_CONSUMER
     assert default_plan(many, ON_ONE_STREAM) is LoraPlan.FUSED
-    assert default_plan(BatchKind(65, False, 16), tuple(LoraPlan)) is LoraPlan.SEQUENTIAL, "too many to be fused"
+    assert default_plan(BatchKind(65, False, 16), ON_ONE_STREAM) is LoraPlan.SEQUENTIAL, "too many to be fused"
     other = ProjectionShape(1, 2, 2)
-    assert table.plans(one, tuple(LoraPlan)).plan_for(other) is LoraPlan.FUSED
-    assert table.plans(many, tuple(LoraPlan)) == LoraPlans(LoraPlan.BOTH_BESIDE), "no row of several adapters"
+    assert table.plans(one, tuple(LoraPlan)).plan_for(other) is LoraPlan.ADD_IN_CONSUMER
+    assert table.plans(many, tuple(LoraPlan)) == LoraPlans(LoraPlan.ADD_IN_CONSUMER), "no row of several adapters"
 
 
 def test_plans_say_what_they_are() -> None:

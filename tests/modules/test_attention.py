@@ -9,11 +9,13 @@ from tensorrt_lora.attention_backend.vanilla import VanillaAttention, VanillaAtt
 from tensorrt_lora.config.model_config import ModelConfig
 from tensorrt_lora.kernels.decode_attention import HeadNormRope, PageTables, fused_decode_attention
 from tensorrt_lora.kernels.decode_attention_workspace import DecodeAttentionWorkspace
+from tensorrt_lora.kernels.lora_delta import LoraDelta
 from tensorrt_lora.lora.lora_params import LoraParams
 from tensorrt_lora.lora.lora_site import find_lora_sites
 from tensorrt_lora.lora.module_types import LoraModuleType
 from tensorrt_lora.modules.attention import Attention
 from tensorrt_lora.modules.rotary_embedding import RotaryEmbedding
+from tests.support.completed import completed
 from tests.support.merged_lora import patch_lora
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, TOKENS = 12, 4, 2, 8, 7
@@ -54,7 +56,7 @@ def run(attention: Attention, x: torch.Tensor, lora_params: LoraParams | None) -
         use_cuda_graph=False,
     )
     metadata.prepare(AttentionBatch(1, [TOKENS], [TOKENS], [[2, 1]]))
-    return attention(torch.arange(TOKENS), x, metadata, lora_params)
+    return completed(*attention(torch.arange(TOKENS), x, metadata, lora_params))
 
 
 def test_lora_equals_changed_weights(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,12 +116,18 @@ class _FusingAttention(VanillaAttention):
     Metadata = _FusingMetadata
 
     def decode(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, norm_rope: HeadNormRope, metadata: AttentionMetadata
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        norm_rope: HeadNormRope,
+        metadata: AttentionMetadata,
+        delta: LoraDelta | None = None,
     ) -> torch.Tensor:
         assert isinstance(metadata, _FusingMetadata)
         cache = metadata.kv_cache[self.layer_idx]
         workspace = DecodeAttentionWorkspace.create(cache, self.num_heads, q.shape[0])
-        return fused_decode_attention(q, k, v, norm_rope, cache, metadata.tables(), workspace)
+        return fused_decode_attention(q, k, v, norm_rope, cache, metadata.tables(), workspace, delta)
 
 
 @pytest.mark.parametrize("qk_norm_eps", [None, 1e-6])
@@ -137,7 +145,7 @@ def test_a_backend_that_fuses_decode_gets_projections(qk_norm_eps: float | None)
             kv_cache=cache.clone(), num_heads=HEADS, max_num_requests=2, max_num_tokens=2, use_cuda_graph=False
         )
         metadata.prepare(AttentionBatch(0, [1, 1], [6, 3], [[2, 1], [3]]))
-        outputs.append(attention(torch.tensor([5, 2]), x, metadata, None))
+        outputs.append(completed(*attention(torch.tensor([5, 2]), x, metadata, None)))
         caches.append(metadata.kv_cache)
     torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(caches[1], caches[0])

@@ -21,6 +21,7 @@ from tensorrt_lora.modules import gated_mlp
 from tensorrt_lora.modules.gated_mlp import GatedMLP
 from tensorrt_lora.modules.linear_method_factory import LinearMethodFactory
 from tensorrt_lora.utils.multi_stream_utils import with_multi_stream
+from tests.support.completed import completed
 from tests.support.merged_lora import patch_lora
 from tests.support.random_adapters import random_adapter
 
@@ -61,7 +62,7 @@ def expected_output(
 def test_without_lora() -> None:
     mlp, x = make_mlp(), torch.randn(5, HIDDEN)
     nothing = torch.zeros(())
-    torch.testing.assert_close(mlp(x, None), expected_output(mlp, x, nothing, nothing))
+    torch.testing.assert_close(completed(*mlp(x, None)), expected_output(mlp, x, nothing, nothing))
 
 
 def test_lora_equals_changed_weights(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +75,8 @@ def test_lora_equals_changed_weights(monkeypatch: pytest.MonkeyPatch) -> None:
         params,
         layer_idx=3,
     )
-    torch.testing.assert_close(mlp(x, params), expected_output(mlp, x, gate_up_delta, down_delta), rtol=1e-4, atol=1e-4)
+    expected = expected_output(mlp, x, gate_up_delta, down_delta)
+    torch.testing.assert_close(completed(*mlp(x, params)), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 65])
@@ -107,12 +109,13 @@ def test_expanding_in_the_product_changes_nothing(
 
     def run(plan: LoraPlan) -> torch.Tensor:
         with with_multi_stream(True):
-            return mlp(x, manager.prepare(rows, [1] * tokens, graph_plan=LoraPlans(plan)))
+            return completed(*mlp(x, manager.prepare(rows, [1] * tokens, graph_plan=LoraPlans(plan))))
 
     sequential = run(LoraPlan.SEQUENTIAL)
-    assert not expanded and not torch.equal(mlp(x, None), sequential)
+    assert not expanded and not torch.equal(completed(*mlp(x, None)), sequential)
     assert torch.equal(run(LoraPlan.EXPAND_IN_CONSUMER), sequential)
-    assert len(expanded) == (tokens <= MAX_STREAMED_TOKENS), "beyond, it is sequential"
+    assert [arguments[1].dim() for arguments in expanded] == [3 if tokens <= MAX_STREAMED_TOKENS else 4]
+    assert torch.equal(run(LoraPlan.ADD_IN_CONSUMER), sequential)
 
 
 def test_sites_have_tensorrt_llms_types() -> None:

@@ -4,6 +4,7 @@ import torch
 from tensorrt_lora.kernels.fp8_quantize import quantize
 from tensorrt_lora.kernels.quantized_activation import ActivationQuantization
 from tensorrt_lora.modules.rms_norm import RMSNorm
+from tests.support.lora_deltas import ALL_SLOTS, added, make_lora_delta, random_output
 
 
 @pytest.mark.parametrize("quantization", [None, ActivationQuantization()])
@@ -22,3 +23,13 @@ def test_both_forms_agree(quantization: ActivationQuantization | None) -> None:
     if quantization is not None and quantized is not None and alone_quantized is not None:
         assert torch.equal(quantized.dequantize(), quantize(normed, quantization).dequantize())
         assert torch.equal(quantized.dequantize(), alone_quantized.dequantize())
+
+
+def test_a_delta_is_added_first() -> None:
+    norm = RMSNorm(size=12, eps=1e-6, dtype=torch.float32, device=torch.device("cpu"))
+    norm.weight.normal_()
+    delta = make_lora_delta((12,), ALL_SLOTS)
+    x, residual = random_output(delta), torch.randn(len(ALL_SLOTS), 12)
+    expected, expected_stream, _ = norm.add_and_norm(added(delta, x), residual.clone())
+    normed, stream, quantized = norm.add_and_norm(x, residual, delta=delta)
+    assert torch.equal(normed, expected) and torch.equal(stream, expected_stream) and quantized is None

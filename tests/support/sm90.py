@@ -23,22 +23,32 @@ class Resources:
 
 
 def compile_sm90(
-    kernel: Any, pointers: dict[str, str], constants: dict[str, object], num_warps: int, num_stages: int
+    kernel: Any,
+    pointers: dict[str, str],
+    constants: dict[str, object],
+    num_warps: int,
+    num_stages: int,
+    max_registers: int | None = None,
 ) -> Resources:
     """Compile `kernel` with `pointers` (name -> element type), `constants`, and 32-bit integers for the rest.
 
     Arguments are taken as divisible by 16, except those that the kernel does not specialise on.
     """
-    compiled = _compile(kernel, pointers, constants, num_warps, num_stages)
+    compiled = _compile(kernel, pointers, constants, num_warps, num_stages, max_registers)
     registers, stack = _registers_and_stack(compiled.asm["cubin"])
     return Resources(compiled.metadata.shared, registers, stack)
 
 
 def assembly_sm90(
-    kernel: Any, pointers: dict[str, str], constants: dict[str, object], num_warps: int, stage: str = "ptx"
+    kernel: Any,
+    pointers: dict[str, str],
+    constants: dict[str, object],
+    num_warps: int,
+    stage: str = "ptx",
+    num_stages: int = 3,
 ) -> str:
     """The same as text: "ptx", or "ttgir", where every tensor says how threads share it."""
-    return str(_compile(kernel, pointers, constants, num_warps, num_stages=3).asm[stage])
+    return str(_compile(kernel, pointers, constants, num_warps, num_stages).asm[stage])
 
 
 def read_before_wait(kernel: Any, pointers: dict[str, str], ptx: str) -> set[str]:
@@ -82,7 +92,12 @@ def read_before_wait(kernel: Any, pointers: dict[str, str], ptx: str) -> set[str
 
 
 def _compile(
-    kernel: Any, pointers: dict[str, str], constants: dict[str, object], num_warps: int, num_stages: int
+    kernel: Any,
+    pointers: dict[str, str],
+    constants: dict[str, object],
+    num_warps: int,
+    num_stages: int,
+    max_registers: int | None = None,
 ) -> Any:
     signature, attributes = {}, {}
     for index, param in enumerate(kernel.params):
@@ -93,7 +108,7 @@ def _compile(
         if not (param.do_not_specialize or param.do_not_specialize_on_alignment):
             attributes[index,] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, constants, attributes)
-    options = {"num_warps": num_warps, "num_stages": num_stages}
+    options = {"num_warps": num_warps, "num_stages": num_stages, "maxnreg": max_registers}
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
