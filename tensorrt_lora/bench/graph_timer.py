@@ -29,12 +29,12 @@ class TimedGraph:
                 for call in calls:
                     call()
         torch.cuda.current_stream(device).wait_stream(stream)
-        self._num_calls = len(calls)
+        self._calls = tuple(calls)  # a graph does not keep the memory that its kernels were given
         self._replays = max(1, math.ceil(_SAMPLE_SECONDS / self._time(replays=1)))
 
     def sample(self) -> float:
         """Seconds of one call, on average over some replays."""
-        return self._time(self._replays) / self._num_calls
+        return self._time(self._replays) / len(self._calls)
 
     def _time(self, replays: int) -> float:
         """Seconds of a replay behind another one, which hides its launch and clears the caches."""

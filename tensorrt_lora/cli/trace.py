@@ -31,7 +31,16 @@ def trace(
     preset: Annotated[str, typer.Option(help="Model shape and weights, such as qwen3-8b-bf16.")],
     concurrency: Annotated[int, typer.Option(min=1, help="Requests in the step.")] = 1,
     plan: Annotated[
-        Literal["base", "sequential", "shrink_beside", "both_beside", "fused", "expand_in_consumer", "tuned"],
+        Literal[
+            "base",
+            "sequential",
+            "shrink_beside",
+            "both_beside",
+            "fused",
+            "expand_in_consumer",
+            "add_in_consumer",
+            "tuned",
+        ],
         typer.Option(help="How LoRA runs; tuned is what the engine chooses, base has no adapters."),
     ] = "both_beside",
     isl: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 256,

@@ -114,7 +114,7 @@ def test_ranks_in_turn_are_recorded_and_counted() -> None:
 def test_on_cuda_every_mode_has_its_graphs() -> None:
     options = LatencyOptions(preset="tiny", isl=16, osl=8, concurrency=(1, 4), lora_rank=8, repeats=1, device="cuda")
     result = LatencyBench(options, command="", commit=None).run(lambda _: None)
-    plans = ["base only", "sequential", "both_beside", "fused"]  # the last is what the rule says of one adapter
+    plans = ["base only", "sequential", "both_beside", "add_in_consumer"]  # the last is what the rule says
     sizes = ["1", "4", *(f"prefill {tokens}" for tokens in (16, 64))]
     assert set(result.header.graph_memory) == {f"{size} {plan}" for size in sizes for plan in plans}
     assert result.header.capture_seconds > 0

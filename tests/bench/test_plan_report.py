@@ -48,9 +48,9 @@ def test_plans_and_what_they_take() -> None:
     config = LoraConfig(max_lora_rank=16, max_loras=2, overlap_lora_and_base=True)
     assert rows_of(config, [1, 2, 4, 8]) == [
         ["1 to 8", "none", "", "not in the graph", "not in the graph"],
-        ["1", "one", "<= 16", "fused +0.5", "fused"],
-        ["2 to 8", "one", "<= 16", "both_beside +1.0", "fused"],
-        ["2 to 8", "many", "<= 16", "shrink_beside +1.8", "both_beside"],
+        ["1", "one", "<= 16", "fused +0.5", "add_in_consumer"],
+        ["2 to 8", "one", "<= 16", "both_beside +1.0", "add_in_consumer"],
+        ["2 to 8", "many", "<= 16", "shrink_beside +1.8", "add_in_consumer"],
     ]
 
 

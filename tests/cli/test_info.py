@@ -65,7 +65,7 @@ def test_plans_of_a_preset_by_a_table(table_file: str) -> None:
         "q+k+v",
         "gate+up",
         "both_beside +1.5",
-        "fused",
+        "add_in_consumer",
         "overlap_lora_and_base=True",
         "1 to 512",
         "plans.json",
