@@ -61,9 +61,9 @@ def test_the_fastest_allowed_plan_of_the_next_row_up() -> None:
 @pytest.mark.parametrize(
     ("microseconds", "plan"),
     [
-        ({"sequential": 10.0, "fused": 10.04, "add_in_consumer": 10.03}, LoraPlan.ADD_IN_CONSUMER),  # the rule's
-        ({"shrink_beside": 10.03, "both_beside": 10.0, "fused": 10.2}, LoraPlan.SHRINK_BESIDE),  # the simplest
-        ({"shrink_beside": 10.2, "both_beside": 10.0, "fused": 10.2}, LoraPlan.BOTH_BESIDE),
+        ({"sequential": 10.0, "fused": 10.2, "add_in_consumer": 10.25}, LoraPlan.ADD_IN_CONSUMER),  # the rule's
+        ({"shrink_beside": 10.25, "both_beside": 10.0, "fused": 10.1}, LoraPlan.SHRINK_BESIDE),  # the simplest
+        ({"shrink_beside": 10.4, "both_beside": 10.0, "fused": 10.4}, LoraPlan.BOTH_BESIDE),
         ({}, LoraPlan.ADD_IN_CONSUMER),
     ],
 )
