@@ -100,12 +100,16 @@ class LatencyBench:
             header.best_plan[workload.concurrency] = plan_name(plans[BenchMode.BEST])
 
     def _choose_plans(self, workload: Workload) -> dict[BenchMode, BenchPlan]:
-        """The plan of each mode, by a short batch with every plan; these also load adapters and compile kernels."""
+        """The plan of each mode, by a short batch with every plan; these also compile kernels.
+
+        A shorter one before each loads the adapters. They arrive one by one, so that its steps are cut in other ways,
+        and run other kernels, than those of all batches that follow.
+        """
         tokens = min(workload.osl, _TRIAL_TOKENS)
-        trials = {
-            plan: self._engine.submit(workload, plan, num_tokens=tokens).finish().ms_per_token
-            for plan in plans_of(self._options.modes)
-        }
+        trials: dict[BenchPlan, float] = {}
+        for plan in plans_of(self._options.modes):
+            self._engine.submit(workload, plan, num_tokens=2).finish()
+            trials[plan] = self._engine.submit(workload, plan, num_tokens=tokens).finish().ms_per_token
         names = {plan_name(plan): ms_per_token for plan, ms_per_token in trials.items()}
         self._result.header.trial_ms_per_token[workload.concurrency] = names
         return {mode: min(mode.candidates, key=lambda plan: trials[plan]) for mode in self._options.modes}

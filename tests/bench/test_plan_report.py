@@ -28,7 +28,7 @@ TABLE = LoraPlanTable.of(
         rows=[
             make_row(1, many=False, sequential=13.0, fused=10.5),
             make_row(8, many=False, sequential=12.0, fused=14.0, both_beside=11.0),
-            make_row(8, many=True, sequential=12.0, shrink_beside=11.75),
+            make_row(8, many=True, sequential=12.0, shrink_beside=11.5),
         ],
     ),
     "a test",
@@ -50,7 +50,7 @@ def test_plans_and_what_they_take() -> None:
         ["1 to 8", "none", "", "not in the graph", "not in the graph"],
         ["1", "one", "<= 16", "fused +0.5", "add_in_consumer"],
         ["2 to 8", "one", "<= 16", "both_beside +1.0", "add_in_consumer"],
-        ["2 to 8", "many", "<= 16", "shrink_beside +1.8", "add_in_consumer"],
+        ["2 to 8", "many", "<= 16", "shrink_beside +1.5", "add_in_consumer"],
     ]
 
 
