@@ -1,9 +1,9 @@
 """Attention through FlashInfer 0.6: bfloat16, head size 128, any head group, eager or in a CUDA graph.
 
-Decode steps of few requests have a kernel of our own and no plan (`kernels/decode_attention.py`). A layer of any other
-decode step is two kernels: attend, merge split results. Contexts of eager steps have a kernel of their own
-(FlashAttention 3 on Hopper, which never splits). Plans are made once a step for all layers. From Hopper on
-FlashInfer launches its FlashAttention 2 kernels before their predecessor has finished, unless told otherwise: they wait
+Decode steps of up to 64 requests have a kernel of our own and no plan (`kernels/decode_attention.py`). A layer of any
+other decode step is two kernels: attend, merge split results. Contexts of eager steps have a kernel of their own
+(FlashAttention 3 on Hopper, which never splits). Plans are made once a step for all layers. From Hopper on FlashInfer
+launches its FlashAttention 2 kernels before their predecessor has finished, unless told otherwise: they wait
 before they read a query, key or value. Plans and page tables are read before that; they are copied before the step's
 first kernel starts.
 """
@@ -44,13 +44,12 @@ class FlashInferAttentionMetadata(AttentionMetadata):
     For a graph of decode rows, `max_num_requests` is its batch size; smaller batches are filled up with rows of
     length 1 on page 0.
 
-    Bit-equality of eager and captured steps: our kernel splits the KV by the batch size and a request's own length.
-    A plan's split is a function of the batch size, the lengths and the number of SMs, the same with and without a
-    graph. So equal batches (padding rows included) give equal bits. FlashInfer's two ways to fix the split further do
-    not go with graphs: `fixed_split_size` fails as soon as a batch needs more blocks than the graph has, and
-    `disable_split_kv` leaves the graph's surplus blocks unmasked; without splits, a long request alone would also
-    use one block per key head. Hence
-    results may differ in the last bits between batch sizes.
+    Bit-equality of eager and captured steps: our kernel splits the KV by the batch size and the lengths, a plan by
+    these and the number of SMs, the same with and without a graph. So equal batches (padding rows included) give equal
+    bits. FlashInfer's two ways to fix the split further do not go with graphs: `fixed_split_size` fails as soon as a
+    batch needs more blocks than the graph has, and `disable_split_kv` leaves the graph's surplus blocks unmasked;
+    without splits, a long request alone would also use one block per key head. Hence results may differ in the last
+    bits between batches.
 
     Args:
         workspace: of the engine; None makes a new one, of this object's sizes. See
@@ -157,7 +156,8 @@ class FlashInferAttentionMetadata(AttentionMetadata):
     ) -> torch.Tensor:
         """All of a fused step's attention, as `AttentionBackend.decode`, over one layer's cache."""
         assert self._fuses_decode
-        pages = PageTables(self._step.indptr, self._step.page_ids, self._step.last_page_len)
+        step = self._step
+        pages = PageTables(step.indptr, step.page_ids, step.last_page_len, step.slice_tokens)
         return fused_decode_attention(q, k, v, norm_rope, kv_cache, pages, self._workspace.decode, delta)
 
     def attend(self, q: torch.Tensor, kv_cache: torch.Tensor, output: torch.Tensor) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from tensorrt_lora.attention_backend.interface import AttentionBatch, compute_cache_slots
-from tensorrt_lora.kernels.decode_attention_config import MAX_FUSED_REQUESTS
+from tensorrt_lora.kernels.decode_attention_config import MAX_FUSED_REQUESTS, balanced_slice
 from tensorrt_lora.kernels.decode_attention_workspace import DecodeAttentionWorkspace
 from tensorrt_lora.utils.pinned_staging import PinnedStaging
 
@@ -34,6 +34,7 @@ class StepArrays(Generic[Array]):
     cache_slots: Array  # [T]: page * page_size + offset where the key and value of a token go
     indptr: Array  # [R + 1]: where each request begins in page_ids
     last_page_len: Array  # [R]: tokens in the last page, 1..page_size
+    slice_tokens: Array  # [1]: tokens that a program of our decode kernel should read
     page_ids: Array  # the pages of all requests, one after the other; as a view, the rest of the buffer
 
 
@@ -42,18 +43,20 @@ def split_step(buffer: Array, num_tokens: int, num_requests: int) -> StepArrays[
     it."""
     indptr = _align(num_tokens)
     last_page_len = indptr + _align(num_requests + 1)
-    page_ids = last_page_len + _align(num_requests)
+    slice_tokens = last_page_len + _align(num_requests)
+    page_ids = slice_tokens + _align(1)
     return StepArrays(
         cache_slots=buffer[:num_tokens],
         indptr=buffer[indptr : indptr + num_requests + 1],
         last_page_len=buffer[last_page_len : last_page_len + num_requests],
+        slice_tokens=buffer[slice_tokens : slice_tokens + 1],
         page_ids=buffer[page_ids:],
     )
 
 
 def step_size(num_tokens: int, num_requests: int, num_page_ids: int) -> int:
     """Values that a step's arrays take in the buffer."""
-    return _align(num_tokens) + _align(num_requests + 1) + _align(num_requests) + num_page_ids
+    return _align(num_tokens) + _align(num_requests + 1) + _align(num_requests) + _align(1) + num_page_ids
 
 
 def _align(length: int) -> int:
@@ -68,7 +71,16 @@ class StepBuffer:
             pages there are.
     """
 
-    def __init__(self, *, max_num_tokens: int, max_num_requests: int, max_page_ids: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        *,
+        max_num_tokens: int,
+        max_num_requests: int,
+        max_page_ids: int,
+        num_kv_heads: int,
+        device: torch.device,
+    ) -> None:
+        self._num_kv_heads = num_kv_heads
         size = step_size(max_num_tokens, max_num_requests, max_page_ids)
         self._buffer = torch.zeros(size, dtype=torch.int32, device=device)
         self._staging = PinnedStaging(self._buffer)
@@ -89,6 +101,7 @@ class StepBuffer:
         arrays.cache_slots[:] = compute_cache_slots(batch, page_size)
         np.cumsum(num_pages, out=arrays.indptr[1:])
         arrays.last_page_len[:] = (np.asarray(batch.kv_lens) - 1) % page_size + 1
+        arrays.slice_tokens[0] = balanced_slice(sum(batch.kv_lens), self._num_kv_heads)
         pages = (ids[:count] for ids, count in zip(batch.page_ids, num_pages, strict=True))
         arrays.page_ids[:] = np.fromiter(chain.from_iterable(pages), dtype=np.int32, count=num_page_ids)
         self._staging.copy(host)
@@ -121,6 +134,7 @@ class FlashInferWorkspace:
             # A graph may have one request more, which owns the rows of padding.
             max_num_requests=max_num_requests + 1,
             max_page_ids=max_num_requests * num_pages + -(-max_num_tokens // page_size),
+            num_kv_heads=num_kv_heads,
             device=device,
         )
 

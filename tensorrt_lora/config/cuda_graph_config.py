@@ -11,8 +11,10 @@ from pydantic import Field, model_validator
 from tensorrt_lora.config.strict_base_model import StrictBaseModel
 
 # Up to some 200 tokens a step takes the time of its weights, beyond that every padding row costs: finer from there on.
-_PREFILL_BUCKETS = (16, 32, 64, 128, 192, 256, 384, 512)
-_LARGEST_PREFILL_BUCKET = 4096  # far beyond, launches hide behind the computation
+# Up to some 2,000 the host launches for longer than an H200 computes: 1,024 tokens of Qwen3-32B in FP8 took 67 ms in a
+# graph and 97 without, with LoRA 80 and 202.
+_PREFILL_BUCKETS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+_LARGEST_PREFILL_BUCKET = 4096
 
 
 class CudaGraphConfig(StrictBaseModel):
@@ -34,7 +36,7 @@ class CudaGraphConfig(StrictBaseModel):
     prefill_token_buckets: list[Annotated[int, Field(ge=1, le=_LARGEST_PREFILL_BUCKET)]] | None = Field(
         default=None,
         description="Step sizes, in tokens, to capture for steps with a prefill in them; None takes a spread up to "
-        "512, or nothing without padding; an empty list runs all steps with a prefill without a graph.",
+        "2048, or nothing without padding; an empty list runs all steps with a prefill without a graph.",
     )
 
     @model_validator(mode="after")

@@ -77,6 +77,17 @@ class CUDAGraphRunner:
         """The captured step size that a step of `num_tokens` with a prefill runs in; None: run it eagerly."""
         return self._padded(num_tokens, self.prefill_token_buckets)
 
+    def eager_sizes(self, max_num_tokens: int) -> list[int]:
+        """Sizes of steps with a prefill that stand for those too long for a graph; none if there are no such steps.
+
+        From the largest graph's, which many requests do not fit, each is twice the one before: kernels depend on a
+        step's size in powers of two.
+        """
+        sizes = self.prefill_token_buckets[-1:]
+        while sizes and sizes[-1] < max_num_tokens:
+            sizes.append(min(2 * sizes[-1], max_num_tokens))
+        return sizes if len(sizes) > 1 else []
+
     def _padded(self, rows: int, sizes: list[int]) -> int | None:
         index = bisect_left(sizes, rows)
         if index == len(sizes):

@@ -89,6 +89,8 @@ class PyTorchModelEngine:
         self._graph_lora_params: dict[GraphKey, LoraParams | None] = {}
         if self.graph_runner.enabled:
             self._capture_graphs(graph_plans, args, progress)
+            for num_tokens in self.graph_runner.eager_sizes(args.max_num_tokens):
+                self._warm_up_eager(num_tokens)
 
     @torch.inference_mode()
     def forward(self, scheduled: ScheduledRequests, in_flight: PendingSamples | None = None) -> StepOutput:
@@ -123,12 +125,25 @@ class PyTorchModelEngine:
     def _forward_eager(self, scheduled: ScheduledRequests, in_flight: PendingSamples | None) -> torch.Tensor:
         """Hidden states [T, H] of the prefill chunks' tokens and one token per generation, in this order."""
         batch = StepBatch.eager(scheduled.context, scheduled.generation)
-        input_ids, position_ids = self._inputs.write(batch.input_ids, batch.position_ids)
+        self._inputs.write(batch.input_ids, batch.position_ids)
         self._fill_in_flight(scheduled, in_flight)
+        return self._run_eager(batch, self._prepare_lora(batch.adapters, batch.query_lens))
+
+    def _run_eager(self, batch: StepBatch, lora_params: LoraParams | None) -> torch.Tensor:
+        """Hidden states [T, H] of a batch whose input ids and positions are written."""
         self._eager_metadata.prepare(batch.attention)
-        lora_params = self._prepare_lora(batch.adapters, batch.query_lens)
+        input_ids, position_ids = self._inputs.views(batch.attention.num_tokens)
         with with_multi_stream(True):
             return self._model(input_ids, position_ids, self._eager_metadata, lora_params)
+
+    @torch.inference_mode()
+    def _warm_up_eager(self, num_tokens: int) -> None:
+        """Run a step of padding without a graph: what it compiles is not compiled while requests wait."""
+        batch = StepBatch.prefill((), (), num_tokens)
+        self._inputs.write(batch.input_ids, batch.position_ids)
+        self._run_eager(batch, None)
+        if self._lora_manager is not None:
+            self._run_eager(batch, self._lora_manager.prepare([], [], num_padding_tokens=num_tokens))
 
     def _fill_in_flight(self, scheduled: ScheduledRequests, in_flight: PendingSamples | None) -> None:
         """Give the generations whose newest token only the device knows their input ids."""

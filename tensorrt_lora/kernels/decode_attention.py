@@ -1,4 +1,4 @@
-"""All of a decode step between the projections of q, k, v and of the output, in one launch, for few requests.
+"""All of a decode step between the projections of q, k, v and of the output, in one launch.
 
 Called by `FlashInferAttention`. Head norms and rotation as in `qk_norm_rope`, the write of the new keys and values into
 the paged cache, attention, and its merge: slices of a request's tokens are summed by programs of their own ("split
@@ -47,6 +47,8 @@ class PageTables:
     """At least [indptr[B]]: ceil(length / page_size) pages of each request."""
     last_page_len: Tensor
     """[B]: tokens in the last of them, 1..page_size."""
+    slice_tokens: Tensor
+    """[1]: tokens that one program should read, by `balanced_slice`."""
 
 
 def fused_decode_attention(
@@ -61,8 +63,8 @@ def fused_decode_attention(
 ) -> Tensor:
     """`qk_norm_rope` of one new token of each request, its write into the cache, and attention over that.
 
-    How tokens are divided follows from B, the sizes of the model and the cache, and a request's own length: equal
-    batches give equal bits, captured or not.
+    How a request's tokens are divided follows from B, the sizes of the model and the cache, its own length and the
+    step's total: equal batches give equal bits, captured or not.
 
     Args:
         q: [B, H * D], rows may be strided; stays as it is.
@@ -88,6 +90,7 @@ def fused_decode_attention(
     assert norm_rope.cos_sin_cache.shape[1] == head_dim and norm_rope.cos_sin_cache.is_contiguous()
     assert (norm_rope.q_weight is None) == (norm_rope.k_weight is None)
     assert pages.indptr.shape == (requests + 1,) and pages.last_page_len.shape == (requests,)
+    assert pages.slice_tokens.shape == (1,)
     if delta is not None:
         assert delta.tables.output_sizes == (q.shape[1], k.shape[1], v.shape[1])
         assert delta.values.shape == (requests, sum(delta.tables.output_sizes)) and delta.values.is_contiguous()
@@ -154,7 +157,7 @@ def _fused_decode_attention_triton(
     assert workspace.sums.numel() >= requests * kv_heads * config.splits * group * head_dim
     assert workspace.counters.numel() >= requests * kv_heads
     programmatic = programmatic_launch(q)
-    _fused_decode_attention_kernel[config.splits, kv_heads, requests](
+    _fused_decode_attention_kernel[kv_heads, requests, config.splits](
         q,
         k,
         v,
@@ -167,6 +170,7 @@ def _fused_decode_attention_triton(
         pages.indptr,
         pages.page_ids,
         pages.last_page_len,
+        pages.slice_tokens,
         workspace.sums,
         workspace.stats,
         workspace.counters,

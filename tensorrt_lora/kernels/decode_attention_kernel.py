@@ -19,7 +19,16 @@ from tensorrt_lora.kernels.qk_norm_rope_kernel import add_delta_halves, load_del
 from tensorrt_lora.kernels.split_softmax import attend, merge_slices, store_slice
 
 # Of these single values are read, so that their alignment does not matter.
-SINGLE_VALUES = ["position_ids", "indptr", "page_ids", "last_page_len", "stats", "counters", *DELTA_SINGLE_VALUES]
+SINGLE_VALUES = [
+    "position_ids",
+    "indptr",
+    "page_ids",
+    "last_page_len",
+    "slice_tokens",
+    "stats",
+    "counters",
+    *DELTA_SINGLE_VALUES,
+]
 
 
 @triton.jit(do_not_specialize=DELTA_NOT_SPECIALIZED, do_not_specialize_on_alignment=SINGLE_VALUES)
@@ -35,6 +44,7 @@ def _fused_decode_attention_kernel(
     indptr,
     page_ids,
     last_page_len,
+    slice_tokens,
     sums,
     stats,
     counters,
@@ -70,16 +80,23 @@ def _fused_decode_attention_kernel(
     """One program: the query heads of one key head over one slice of a request's tokens."""
     if PROGRAMMATIC:
         tl.extra.cuda.gdc_launch_dependents()
-    split = tl.program_id(0)
-    kv_head = tl.program_id(1)
-    request = tl.program_id(2).to(tl.int64)
+    # Slices that short requests lack come last: a program that exits takes the place of one that works for 0.4 us.
+    kv_head = tl.program_id(0)
+    request = tl.program_id(1).to(tl.int64)
+    split = tl.program_id(2)
     first_page = tl.load(indptr + request)
     num_pages = tl.load(indptr + request + 1) - first_page
     pages = page_ids + first_page
     newest = (num_pages - 1) * PAGE_SIZE + tl.load(last_page_len + request) - 1
-    # Slices are whole tiles, so that a short request has few: nothing is left for the programs behind the last one.
-    width = tl.cdiv(newest + 1, SPLITS * BLOCK_TOKENS) * BLOCK_TOKENS
+    # As even as whole tiles allow. Nothing is left for the programs behind the last slice.
+    wanted = tl.load(slice_tokens)
+    slices = tl.minimum(tl.maximum((newest + 1 + wanted // 2) // wanted, 1), SPLITS)
+    width = tl.cdiv(newest + 1, slices * BLOCK_TOKENS) * BLOCK_TOKENS
     slices = newest // width + 1
+    if split >= slices:
+        if PROGRAMMATIC:
+            tl.extra.cuda.gdc_wait()
+        return
     first = split * width
     # Nobody reads the newest token from the cache: the last slice computes it and adds it from registers.
     last = tl.minimum(first + width, newest)
@@ -105,8 +122,6 @@ def _fused_decode_attention_kernel(
         v_adapter = load_adapter(token_slots, page_table, rank, extras, request, 2, num_slots, page_stride)
     if PROGRAMMATIC:
         tl.extra.cuda.gdc_wait()
-    if split >= slices:
-        return
 
     # All that is read is under way before anything is computed.
     # The one key in every row: next to each query for their product.

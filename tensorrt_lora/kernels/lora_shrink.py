@@ -32,7 +32,8 @@ def num_splits(tokens: int, in_features: int, device: torch.device) -> int:
     reads of A over enough SMs: times the modules, 16 to 64 programs that keep all of an adapter in flight.
     More would cost the expand, whose every program reads all slices, what they save here. Long batches are bound
     by the reads of x: two programs for each SM of an H200 where K is long enough for it (8192 tokens of 25600 columns
-    took 188 us with one slice, 109 us with two).
+    took 188 us with one slice, 109 us with two). Theirs is a power of two: steps without a graph may have any length,
+    and each number of slices is a kernel to compile.
     """
     if device.type != "cuda":
         return 1
@@ -41,6 +42,7 @@ def num_splits(tokens: int, in_features: int, device: torch.device) -> int:
         wanted = min(16 if tokens <= 32 else 8, 64 // tiles, in_features // 256)
     else:
         wanted = min(8, 256 * PREFILL_TILE_SIZE // tokens, in_features // 2048)
+        wanted = 1 << max(wanted.bit_length() - 1, 0)
     wanted = max(1, wanted)
     width = triton.cdiv(triton.cdiv(in_features, wanted), _SPLIT_ALIGNMENT) * _SPLIT_ALIGNMENT
     return triton.cdiv(in_features, width)

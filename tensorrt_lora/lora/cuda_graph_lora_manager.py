@@ -21,7 +21,7 @@ from tensorrt_lora.lora.extra_rows_builder import ExtraRowsBuilder
 from tensorrt_lora.lora.lora_layer_key import LoraLayerKey, LoraLayerShape
 from tensorrt_lora.lora.lora_params import LoraParams
 from tensorrt_lora.lora.lora_plan import LoraPlan, allowed_plans
-from tensorrt_lora.lora.lora_plan_table import LoraPlanTable
+from tensorrt_lora.lora.lora_plan_table import LoraPlanTable, default_plan
 from tensorrt_lora.lora.lora_plans import LoraPlans
 from tensorrt_lora.lora.lora_site import LoraSite, find_lora_layers
 from tensorrt_lora.lora.module_types import LoraModuleType, target_types
@@ -177,14 +177,15 @@ class CudaGraphLoraManager:
         )
 
     def _eager_plans(self, num_tokens: int) -> LoraPlans:
-        """Long prefills are bound by arithmetic: the shrink, bound by memory, may run beside the base.
+        """The rule's plan for many tokens. A short step waits for its launches, of which there are fewest in sequence.
 
-        The expand never does: a delta of its own would take gigabytes. Nor should it read and write the base output
-        once more (5 % of a prefill), if the op behind can expand.
+        In measurements nothing of gate and up is stored beside their output: it would take gigabytes.
         """
         if num_tokens <= MAX_STREAMED_TOKENS:
             return LoraPlans(LoraPlan.SEQUENTIAL)
-        if self.fixed_plan in (None, LoraPlan.EXPAND_IN_CONSUMER):
+        if self.fixed_plan is None:
+            return LoraPlans(default_plan(BatchKind(num_tokens, False, 1), self._allowed_plans))
+        if self.fixed_plan is LoraPlan.EXPAND_IN_CONSUMER:
             return LoraPlans(LoraPlan.EXPAND_IN_CONSUMER)
         return LoraPlans(LoraPlan.SHRINK_BESIDE if self.fixed_plan.uses_aux_stream else LoraPlan.SEQUENTIAL)
 

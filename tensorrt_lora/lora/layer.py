@@ -179,16 +179,15 @@ class LoraLayer(nn.Module):
             base: of an input [T, in].
 
         Returns:
-            The base output [T, out] and what that op has yet to add, where the plan is ADD_IN_CONSUMER; else the whole
+            The base output [T, out] and what that op has yet to add, where the plan leaves a delta; else the whole
             output and None.
         """
         found = self._find_plan(base, lora_params, layer_idx)
-        if lora_params is None or found is None or found[1] is not LoraPlan.ADD_IN_CONSUMER:
+        if lora_params is None or found is None or not found[1].leaves_delta:
             return LoraLayer.forward_with_base(base, (self,), base.x, lora_params, layer_idx), None
-        tables, plan = found
-        batch = lora_params["cuda_graph_params"].batch
-        branch = LoraBranch(base.x, tables, batch, plan)
-        output = self._run_beside(base, [branch], lora_params, plan)
+        tables, batch = found[0], lora_params["cuda_graph_params"].batch
+        branch = LoraBranch(base.x, tables, batch, LoraPlan.ADD_IN_CONSUMER)
+        output = self._run_beside(base, [branch], lora_params, LoraPlan.ADD_IN_CONSUMER)
         assert branch.delta is not None
         return output, LoraDelta(branch.delta, tables, batch)
 

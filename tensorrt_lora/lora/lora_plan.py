@@ -22,8 +22,8 @@ class LoraPlan(Enum):
 
     EXPAND_IN_CONSUMER = "expand_in_consumer"
     """x @ A by the first programs of the base's kernel, or beside the base where one launch does not serve both (many
-    tokens); the op that reads gate and up next adds h @ B on the way. Where another op follows it is FUSED, and where
-    that is not possible SHRINK_BESIDE."""
+    tokens); the op that reads gate and up next adds h @ B on the way. Where another op follows that can add, it is
+    ADD_IN_CONSUMER; where none does FUSED, or SHRINK_BESIDE if that is not possible."""
 
     ADD_IN_CONSUMER = "add_in_consumer"
     """BOTH_BESIDE, but the op that reads the base output next adds the delta on the way. Where no such op follows it is
@@ -37,6 +37,11 @@ class LoraPlan(Enum):
     def in_launches_of_its_own(self) -> "LoraPlan":
         """What stands in for a plan that shares the base's launch, where that is not possible."""
         return LoraPlan.SHRINK_BESIDE if self is LoraPlan.EXPAND_IN_CONSUMER else LoraPlan.SEQUENTIAL
+
+    @property
+    def leaves_delta(self) -> bool:
+        """Whether an op that can add, but not expand, is given a delta."""
+        return self in (LoraPlan.ADD_IN_CONSUMER, LoraPlan.EXPAND_IN_CONSUMER)
 
     @property
     def has_delta(self) -> bool:

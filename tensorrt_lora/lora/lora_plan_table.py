@@ -24,6 +24,10 @@ from tensorrt_lora.lora.lora_plans import LoraPlans, ProjectionShape
 # much again.
 _TIE = 1.03
 
+# A step of more is long enough for its deltas to cost as much as their bytes: those of gate and up are left out. On an
+# H200 that is 1.0 % slower in a prefill of 256 tokens of Qwen3-32B in FP8, 1.2 % faster in one of 512, 2.2 % of 2,048.
+_LONG_STEP = 256
+
 
 class PlanTimes(StrictBaseModel):
     """One row: a projection with its LoRA at one kind of batch."""
@@ -121,11 +125,14 @@ class LoraPlanTable:
         return LoraPlans(default, tuple(by_shape))
 
     def row(self, shape: ProjectionShape, kind: BatchKind) -> PlanTimes | None:
-        """The row whose tokens and rank are the next ones up from those asked for, or else the largest."""
+        """The row whose tokens and rank are the next ones up from those asked for; None for more tokens than any.
+
+        Of ranks beyond the largest it is the largest.
+        """
         rows = {measured: row for measured, row in self.rows.get(shape, {}).items() if measured.many == kind.many}
-        if not rows:
+        tokens = min((measured.tokens for measured in rows if measured.tokens >= kind.tokens), default=None)
+        if tokens is None:
             return None
-        tokens = _next_up(sorted({measured.tokens for measured in rows}), kind.tokens)
         ranks = sorted({measured.rank for measured in rows if measured.tokens == tokens})
         return rows[BatchKind(tokens, kind.many, _next_up(ranks, kind.rank))]
 
@@ -139,6 +146,8 @@ class LoraPlanTable:
 
 def default_plan(kind: BatchKind, allowed: Collection[LoraPlan]) -> LoraPlan:
     """Beside the base where a second stream is allowed; without one a launch, if base and LoRA fit into it."""
+    if LoraPlan.EXPAND_IN_CONSUMER in allowed and kind.tokens > _LONG_STEP:
+        return LoraPlan.EXPAND_IN_CONSUMER
     if LoraPlan.ADD_IN_CONSUMER in allowed:
         return LoraPlan.ADD_IN_CONSUMER
     can_fuse = LoraPlan.FUSED in allowed and kind.tokens <= MAX_STREAMED_TOKENS

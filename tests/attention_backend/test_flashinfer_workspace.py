@@ -10,7 +10,8 @@ PAGE_SIZE = 4
 
 
 def make_buffer() -> StepBuffer:
-    return StepBuffer(max_num_tokens=16, max_num_requests=5, max_page_ids=40, device=torch.device("cpu"))
+    device = torch.device("cpu")
+    return StepBuffer(max_num_tokens=16, max_num_requests=5, max_page_ids=40, num_kv_heads=8, device=device)
 
 
 def test_writes_what_flashinfer_reads() -> None:
@@ -23,6 +24,7 @@ def test_writes_what_flashinfer_reads() -> None:
         assert arrays.cache_slots.tolist() == [12, 13, 14, 24, 19]
         assert arrays.indptr.tolist() == [0, 2, 4, 6]
         assert arrays.last_page_len.tolist() == [3, 1, 4]
+        assert arrays.slice_tokens.tolist() == [64]
         assert arrays.page_ids[:6].tolist() == [9, 3, 2, 6, 5, 4]
 
 
@@ -49,7 +51,7 @@ def test_addresses_depend_on_the_sizes_alone() -> None:
     before = buffer.views(4, 4)
     buffer.write(AttentionBatch(0, [1] * 4, [30, 1, 2, 3], [list(range(1, 9)), [9], [10], [11]]), PAGE_SIZE)
     after = buffer.views(4, 4)
-    for name in ("cache_slots", "indptr", "last_page_len", "page_ids"):
+    for name in ("cache_slots", "indptr", "last_page_len", "slice_tokens", "page_ids"):
         assert getattr(before, name).data_ptr() == getattr(after, name).data_ptr()
         assert getattr(after, name).data_ptr() % 16 == after.cache_slots.data_ptr() % 16
     assert before.indptr.tolist() == [0, 8, 9, 10, 11]

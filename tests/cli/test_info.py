@@ -67,7 +67,7 @@ def test_plans_of_a_preset_by_a_table(table_file: str) -> None:
         "both_beside +1.5",
         "add_in_consumer",
         "overlap_lora_and_base=True",
-        "1 to 512",
+        "1 to 2048",
         "plans.json",
     ):
         assert text in result.output

@@ -38,10 +38,11 @@ def test_explicit_sizes_are_taken_as_they_are() -> None:
         (8, [8]),
         (16, [16]),
         (100, [16, 32, 64, 100]),
-        (8192, [16, 32, 64, 128, 192, 256, 384, 512]),
+        (1000, [16, 32, 64, 128, 192, 256, 384, 512, 768, 1000]),
+        (8192, [16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048]),
     ],
 )
-def test_default_prefill_buckets_end_at_512_tokens_or_the_largest_step(engine_max: int, buckets: list[int]) -> None:
+def test_default_prefill_buckets_end_at_2048_tokens_or_the_largest_step(engine_max: int, buckets: list[int]) -> None:
     assert CudaGraphConfig().resolve_prefill_token_buckets(engine_max) == buckets
 
 

@@ -52,6 +52,15 @@ def test_steps_with_a_prefill_are_padded_to_the_next_captured_number_of_tokens()
     assert padded == {1: 16, 16: 16, 17: 64, 64: 64, 65: None}
 
 
+def test_sizes_that_stand_for_steps_without_a_graph() -> None:
+    runner = CUDAGraphRunner(CudaGraphConfig(), 8, 8192, device=CUDA)
+    assert runner.eager_sizes(8192) == [2048, 4096, 8192]
+    assert runner.eager_sizes(5000) == [2048, 4096, 5000]
+    assert runner.eager_sizes(2048) == []
+    without = CUDAGraphRunner(CudaGraphConfig(prefill_token_buckets=[]), 8, 8192, device=CUDA)
+    assert without.eager_sizes(8192) == []
+
+
 def test_no_buckets_and_no_gpu_mean_no_prefill_graphs() -> None:
     for runner in (
         CUDAGraphRunner(CudaGraphConfig(prefill_token_buckets=[]), 8, 128, device=CUDA),

@@ -11,6 +11,7 @@ from tensorrt_lora.engine.model_engine import PyTorchModelEngine
 from tensorrt_lora.engine.model_loader import load_model
 from tensorrt_lora.engine.sampler import Sampler
 from tensorrt_lora.engine.scheduled_requests import ContextChunk, ScheduledRequests
+from tensorrt_lora.models.modeling_decoder import DecoderModelForCausalLM
 from tests.support.forced_steps import ForcedSteps, whole
 from tests.support.random_adapters import random_adapter
 from tests.support.replayed_engine import make_replayed_engine
@@ -52,6 +53,21 @@ def test_the_smallest_bucket_that_holds_a_step_is_replayed(model_dir: Path, monk
     steps.run(whole(steps.request(3)), whole(steps.request(2)), generation=steps.decode(mixed))
     steps.run(generation=steps.decode(mixed))
     assert runner.replayed == [GraphKey(8, None, is_prefill=True), GraphKey(2, None)]
+
+
+def test_steps_too_long_for_a_graph_run_once_before_any_request(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[tuple[int, bool]] = []
+    forward = DecoderModelForCausalLM.forward
+
+    def spy(self, input_ids, position_ids, metadata, lora_params):  # type: ignore[no-untyped-def]
+        sizes.append((len(input_ids), lora_params is not None))
+        return forward(self, input_ids, position_ids, metadata, lora_params)
+
+    monkeypatch.setattr(DecoderModelForCausalLM, "forward", spy)
+    make_replayed_engine(make_args(model_dir, BUCKETS), monkeypatch)
+    assert sizes[-6:] == [(24, False), (24, True), (48, False), (48, True), (64, False), (64, True)]
 
 
 def test_adapters_decide_the_plan(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,11 @@ import torch
 from torch import Tensor
 
 from tensorrt_lora.kernels.decode_attention import HeadNormRope, PageTables, fused_decode_attention
-from tensorrt_lora.kernels.decode_attention_config import MAX_FUSED_REQUESTS, decode_attention_config
+from tensorrt_lora.kernels.decode_attention_config import (
+    MAX_FUSED_REQUESTS,
+    balanced_slice,
+    decode_attention_config,
+)
 from tensorrt_lora.kernels.decode_attention_workspace import DecodeAttentionWorkspace
 from tensorrt_lora.kernels.lora_delta import LoraDelta
 from tensorrt_lora.kernels.qk_norm_rope import KvCacheWrite, qk_norm_rope
@@ -38,6 +42,7 @@ class Step:
     dtype: torch.dtype = torch.float32
     norm: bool = True
     padding: int = 0
+    slice_tokens: int | None = None  # that a program should read; None for what is best
     token_slots: list[int] | None = None  # of the adapters of a delta that is still to be added
 
     def __post_init__(self) -> None:
@@ -82,11 +87,13 @@ class Step:
         return self.pages[row][position // self.page_size], position % self.page_size
 
     def tables(self) -> PageTables:
+        slice_tokens = self.slice_tokens or balanced_slice(sum(self.lengths), self.kv_heads)
         counts = torch.tensor([0] + [len(ids) for ids in self.pages])
         return PageTables(
             indptr=counts.cumsum(0).int(),
             page_ids=torch.tensor([page for ids in self.pages for page in ids], dtype=torch.int32),
             last_page_len=torch.tensor([(length - 1) % self.page_size + 1 for length in self.lengths]).int(),
+            slice_tokens=torch.tensor([slice_tokens], dtype=torch.int32),
         )
 
     def run(self) -> Tensor:
@@ -154,9 +161,14 @@ def test_one_request_without_norms(length: int) -> None:
     assert_right(Step([length], 8, 2, 64, 16, norm=False))
 
 
-def test_slices_of_several_tiles() -> None:
-    """More requests have fewer slices."""
-    assert_right(Step([513, 129, 64, 65, 63, 128], 2, 1, 32, 16))
+@pytest.mark.parametrize("slice_tokens", [1, 64, 100, 128, 200, 5000])
+def test_slices_of_several_tiles(slice_tokens: int) -> None:
+    assert_right(Step([513, 129, 64, 65, 63, 128], 2, 1, 32, 16, slice_tokens=slice_tokens))
+
+
+def test_no_more_slices_than_there_are_programs_for() -> None:
+    """Many pairs of request and key head have two at most."""
+    assert_right(Step([1, 580] + [2] * 9, 32, 32, 16, 16, slice_tokens=64))
 
 
 def test_padding_rows_share_a_place() -> None:
@@ -195,7 +207,7 @@ def test_a_delta_is_added_as_by_lora_add(shape: tuple[int, int, int, int], dtype
 def test_no_requests() -> None:
     empty = torch.zeros(0, 64)
     cache = torch.zeros(2, 2, 16, 2, 16)
-    tables = PageTables(*(torch.zeros(size, dtype=torch.int32) for size in (1, 0, 0)))
+    tables = PageTables(*(torch.zeros(size, dtype=torch.int32) for size in (1, 0, 0, 1)))
     how = HeadNormRope(torch.zeros(0, dtype=torch.int64), make_table(16), None, None, EPS)
     workspace = DecodeAttentionWorkspace.create(cache, 4, 1)
     assert fused_decode_attention(empty, empty[:, :32], empty[:, :32], how, cache, tables, workspace).shape == (0, 64)
@@ -217,6 +229,13 @@ def test_the_scores_largest_key_may_be_anywhere() -> None:
 def test_configurations(kv_heads: int) -> None:
     for requests in range(1, MAX_FUSED_REQUESTS + 1):
         splits = decode_attention_config(requests, kv_heads, 128, 2**20).splits
-        assert splits & (splits - 1) == 0 and 4 <= splits <= 16
+        assert splits & (splits - 1) == 0 and 2 <= splits <= 16
         assert splits >= decode_attention_config(requests + 1, kv_heads, 128, 2**20).splits
     assert decode_attention_config(1, kv_heads, 128, 60).splits == 1
+
+
+def test_all_programs_read_about_the_same() -> None:
+    assert balanced_slice(10, 8) == 64, "a tile at least"
+    assert balanced_slice(64 * 384, 8) == 768, "so that nothing is divided"
+    assert balanced_slice(8 * 384, 8) == 96, "so that each request is divided by four"
+    assert balanced_slice(30_000, 8) == 937

@@ -91,3 +91,5 @@ def test_num_splits() -> None:
     assert [num_splits(tokens, 8192, cuda) for tokens in (0, 32, 64, 128, 256, 512, 1024, 8192)] == [
         *(16, 16, 8, 8, 4, 4, 4, 2)
     ]
+    counts = {num_splits(tokens, width, cuda) for tokens in range(129, 20_000) for width in (5120, 12_288, 25_600)}
+    assert counts == {1, 2, 4, 8}, "few kernels for steps of any length"

@@ -91,7 +91,7 @@ def manager(
         base_parameters=BASE_PARAMETERS,
         plan_table=plan_table or LoraPlanTable(),
         cache_bytes=cache_bytes,
-        max_num_tokens=128,
+        max_num_tokens=320,
         dtype=torch.float32,
         device=torch.device("cpu"),
     )
@@ -239,7 +239,8 @@ def test_the_table_plans_every_graph_that_a_batch_may_ask_for():
     assert plan([adapter(1)], 2) is LoraPlan.SEQUENTIAL, "the next larger batch that was measured"
     assert plan([adapter(1), adapter(2)], 4) is LoraPlan.SEQUENTIAL
     assert plan([adapter(1, rank=33), adapter(2)], 4) is LoraPlan.FUSED
-    assert plan([adapter(1, rank=64), adapter(2)], 32) is LoraPlan.FUSED, "beyond the table: its largest rows"
+    assert plan([adapter(1, rank=64)], 32) is LoraPlan.FUSED, "beyond the table: the rule"
+    assert plan([adapter(1)], 257) is LoraPlan.EXPAND_IN_CONSUMER
     assert plan([adapter(1), adapter(1)], 8) is LoraPlan.SEQUENTIAL, "one adapter, twice"
     lora.fixed_plan = LoraPlan.SHRINK_BESIDE
     assert lora.graph_plan([adapter(1)], 1) == LoraPlans(LoraPlan.SHRINK_BESIDE)
@@ -260,6 +261,6 @@ def test_the_table_plans_every_graph_that_a_batch_may_ask_for():
 def test_a_long_eager_forward_expands_in_the_next_op(fixed_plan: LoraPlan | None, plan: LoraPlan, overlap: bool):
     lora = manager(overlap_lora_and_base=overlap)
     lora.fixed_plan = fixed_plan
-    few, many = MAX_STREAMED_TOKENS, MAX_STREAMED_TOKENS + 1
+    few, many = MAX_STREAMED_TOKENS, 257
     assert lora.prepare([adapter(1)], [few])["lora_plans"] == LoraPlans(LoraPlan.SEQUENTIAL)
     assert lora.prepare([adapter(1), None], [few, many - few])["lora_plans"] == LoraPlans(plan)

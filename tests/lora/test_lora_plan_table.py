@@ -55,7 +55,8 @@ def test_the_fastest_allowed_plan_of_the_next_row_up() -> None:
     assert plan(1, 8) is plan(1, 16) is LoraPlan.FUSED
     assert plan(1, 17) is plan(1, 128) is LoraPlan.BOTH_BESIDE
     assert plan(1, 17, ON_ONE_STREAM) is LoraPlan.FUSED
-    assert plan(2, 16) is plan(99, 64) is LoraPlan.SEQUENTIAL
+    assert plan(2, 16) is plan(8, 64) is LoraPlan.SEQUENTIAL
+    assert plan(9, 16) is LoraPlan.ADD_IN_CONSUMER, "beyond the table: the rule"
 
 
 @pytest.mark.parametrize(
@@ -86,6 +87,8 @@ def test_the_rule_where_nothing_was_measured() -> None:
     assert default_plan(one, tuple(LoraPlan)) is default_plan(many, tuple(LoraPlan)) is LoraPlan.ADD_IN_CONSUMER
     assert default_plan(many, ON_ONE_STREAM) is LoraPlan.FUSED
     assert default_plan(BatchKind(65, False, 16), ON_ONE_STREAM) is LoraPlan.SEQUENTIAL, "too many to be fused"
+    assert default_plan(BatchKind(256, True, 16), tuple(LoraPlan)) is LoraPlan.ADD_IN_CONSUMER
+    assert default_plan(BatchKind(257, True, 16), tuple(LoraPlan)) is LoraPlan.EXPAND_IN_CONSUMER, "a delta is too long"
     other = ProjectionShape(1, 2, 2)
     assert table.plans(one, tuple(LoraPlan)).plan_for(other) is LoraPlan.ADD_IN_CONSUMER
     assert table.plans(many, tuple(LoraPlan)) == LoraPlans(LoraPlan.ADD_IN_CONSUMER), "no row of several adapters"

@@ -8,6 +8,7 @@ from tensorrt_lora.attention_backend import AttentionBatch, AttentionMetadata, g
 from tensorrt_lora.attention_backend.vanilla import VanillaAttention, VanillaAttentionMetadata
 from tensorrt_lora.config.model_config import ModelConfig
 from tensorrt_lora.kernels.decode_attention import HeadNormRope, PageTables, fused_decode_attention
+from tensorrt_lora.kernels.decode_attention_config import balanced_slice
 from tensorrt_lora.kernels.decode_attention_workspace import DecodeAttentionWorkspace
 from tensorrt_lora.kernels.lora_delta import LoraDelta
 from tensorrt_lora.lora.lora_params import LoraParams
@@ -109,7 +110,8 @@ class _FusingMetadata(VanillaAttentionMetadata):
         counts = torch.tensor([0] + [len(ids) for ids in self.batch.page_ids])
         last_page_len = (torch.tensor(self.batch.kv_lens) - 1) % self.page_size + 1
         page_ids = torch.tensor([page for ids in self.batch.page_ids for page in ids])
-        return PageTables(counts.cumsum(0).int(), page_ids.int(), last_page_len.int())
+        slice_tokens = torch.tensor([balanced_slice(sum(self.batch.kv_lens), self.num_kv_heads)])
+        return PageTables(counts.cumsum(0).int(), page_ids.int(), last_page_len.int(), slice_tokens.int())
 
 
 class _FusingAttention(VanillaAttention):
