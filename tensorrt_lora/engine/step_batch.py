@@ -58,6 +58,14 @@ class StepBatch:
         batch.attention.num_contexts = batch.attention.num_requests
         return batch
 
+    @classmethod
+    def padding(cls, num_tokens: int) -> "StepBatch":
+        """A context and a generation of padding alone, of at least two tokens together."""
+        batch = cls._create((), ())
+        batch._pad([num_tokens - 1, 1])
+        batch.attention.num_contexts = 1
+        return batch
+
     @property
     def position_ids(self) -> np.ndarray:
         """Position of every token, int64 [T]; 0 in padding rows, which may be more than the model has positions."""

@@ -71,3 +71,12 @@ def test_a_graph_is_captured_with_padding_alone() -> None:
     assert decode.input_ids.tolist() == decode.position_ids.tolist() == [0, 0]
     assert prefill.attention.query_lens == [5] and prefill.num_padding_tokens == 5 and prefill.adapters == []
     assert prefill.position_ids.tolist() == [0] * 5
+
+
+def test_a_step_of_padding_has_a_context_and_a_generation() -> None:
+    batch = StepBatch.padding(9)
+    assert batch.input_ids.tolist() == batch.position_ids.tolist() == [0] * 9
+    assert (batch.adapters, batch.query_lens, batch.num_padding_tokens) == ([], [], 9)
+    attention = batch.attention
+    assert (attention.num_contexts, attention.query_lens, attention.kv_lens) == (1, [8, 1], [8, 1])
+    assert attention.page_ids == [[PADDING_PAGE] * 8, [PADDING_PAGE]]
