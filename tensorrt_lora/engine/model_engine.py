@@ -139,7 +139,7 @@ class PyTorchModelEngine:
     @torch.inference_mode()
     def _warm_up_eager(self, num_tokens: int) -> None:
         """Run a step of padding without a graph: what it compiles is not compiled while requests wait."""
-        batch = StepBatch.padding(num_tokens)
+        batch = StepBatch.padding(num_tokens, mixed=self._eager_metadata.max_num_requests > 1)
         self._inputs.write(batch.input_ids, batch.position_ids)
         self._run_eager(batch, None)
         if self._lora_manager is not None:

@@ -59,10 +59,10 @@ class StepBatch:
         return batch
 
     @classmethod
-    def padding(cls, num_tokens: int) -> "StepBatch":
-        """A context and a generation of padding alone, of at least two tokens together."""
+    def padding(cls, num_tokens: int, *, mixed: bool) -> "StepBatch":
+        """A context of padding, and if `mixed` a generation: together at least two tokens."""
         batch = cls._create((), ())
-        batch._pad([num_tokens - 1, 1])
+        batch._pad([num_tokens - 1, 1] if mixed else [num_tokens])
         batch.attention.num_contexts = 1
         return batch
 

@@ -74,7 +74,8 @@ def test_a_graph_is_captured_with_padding_alone() -> None:
 
 
 def test_a_step_of_padding_has_a_context_and_a_generation() -> None:
-    batch = StepBatch.padding(9)
+    assert StepBatch.padding(9, mixed=False).attention.query_lens == [9]
+    batch = StepBatch.padding(9, mixed=True)
     assert batch.input_ids.tolist() == batch.position_ids.tolist() == [0] * 9
     assert (batch.adapters, batch.query_lens, batch.num_padding_tokens) == ([], [], 9)
     attention = batch.attention
