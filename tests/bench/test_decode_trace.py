@@ -28,12 +28,12 @@ def test_lora_kernels_are_where_the_plan_puts_them(plan: LoraPlan | None, tmp_pa
     assert read_kernels(path) == kernels
     shrink, expand = (stream_use(kernels, pattern=f"lora_{half}") for half in ("shrink", "expand"))
     per_step = 0 if plan is None else 4 * num_layers  # qkv, o, gate and up, down
-    in_base = per_step if plan is not None and plan.shares_base_launch else 0
+    in_base = {LoraPlan.FUSED: per_step, LoraPlan.EXPAND_IN_CONSUMER: num_layers}.get(plan, 0) if plan else 0
     assert len(shrink.main) + len(shrink.others) == len(expand.main) + len(expand.others) == per_step - in_base
     assert len(stream_use(kernels, pattern="lora_linear").main) == in_base
     consumers = stream_use(kernels, pattern="lora_silu_and_mul").main
     assert len(consumers) == (num_layers if plan is LoraPlan.EXPAND_IN_CONSUMER else 0)
-    assert bool(shrink.others) is (plan is not None and plan.uses_aux_stream)
-    assert bool(expand.others) is (plan is not None and plan.has_delta)
+    assert bool(shrink.others) is (plan is not None and (plan.uses_aux_stream or plan.leaves_delta))
+    assert bool(expand.others) is (plan is not None and (plan.has_delta or plan.leaves_delta))
     adds = stream_use(kernels, pattern="lora_add").main
     assert len(adds) == (per_step if plan is LoraPlan.BOTH_BESIDE else 0)

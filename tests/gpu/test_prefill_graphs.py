@@ -24,7 +24,9 @@ from tests.support.tiny_models import save_tiny_model
 
 pytestmark = pytest.mark.gpu
 
-BATCH, SLOTS, LARGEST = 8, 4, 512
+BATCH, SLOTS = 8, 4
+BUCKETS = [16, 32, 64, 128, 256, 512, 1024]
+LARGEST = BUCKETS[-1]
 SHAPE: dict[str, object] = {
     "head_dim": 128,
     "hidden_size": 512,
@@ -54,8 +56,8 @@ def make_args(
         dtype="bfloat16",
         device="cuda",
         max_batch_size=BATCH,
-        max_num_tokens=1024,
-        cuda_graph_config={"batch_sizes": [1, BATCH]} if graphs else None,
+        max_num_tokens=LARGEST + 512,
+        cuda_graph_config={"batch_sizes": [1, BATCH], "prefill_token_buckets": BUCKETS} if graphs else None,
         kv_cache_config={"max_tokens": BATCH * 2048},
         lora_config=LoraConfig(
             max_loras=SLOTS,
@@ -117,7 +119,7 @@ def assert_near(logits: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("adapted", [False, True], ids=["base", "LoRA"])
-@pytest.mark.parametrize("length", [1, 3, 17, 255, 256, 257, 511, 512])
+@pytest.mark.parametrize("length", [1, 3, 17, 255, 256, 257, 511, 700, LARGEST])
 def test_a_prefill_of_any_length(pair: Pair, length: int, adapted: bool):
     adapter = pair.adapters[length % len(pair.adapters)] if adapted else None
     replayed, eager = pair.run(lambda steps: steps.run(whole(steps.request(length, adapter))))
@@ -270,7 +272,7 @@ def test_an_fp8_model(model_dir: Path, algo: QuantAlgo):
 def test_every_bucket_and_plan_is_captured_most_rows_first(pair: Pair):
     runner = pair.captured.engine.graph_runner
     keys = list(runner.graph_memory)
-    for bucket in (16, 32, 64, 128, 192, 256, 384, LARGEST):
+    for bucket in BUCKETS:
         assert GraphKey(bucket, None, is_prefill=True) in keys
         assert any(key.plan is not None for key in keys if key.is_prefill and key.batch_size == bucket)
     assert [key.batch_size for key in keys] == sorted((key.batch_size for key in keys), reverse=True)
