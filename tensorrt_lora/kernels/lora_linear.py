@@ -22,6 +22,7 @@ from tensorrt_lora.kernels.lora_batch import (
     RANK_PAGE,
     LoraBatch,
     LoraTables,
+    max_tiles,
 )
 from tensorrt_lora.kernels.lora_expand import lora_expand
 from tensorrt_lora.kernels.lora_linear_kernel import _lora_linear_kernel
@@ -44,7 +45,7 @@ _MOST_EXPANDED_VALUES = 64 * 64  # of a tile: with more, its sums and its delta 
 
 
 def can_fuse(tokens: int, weight: LinearWeight, tables: LoraTables, *, expand: bool = True) -> bool:
-    """Whether one launch serves such a product: few tokens, and no tile of outputs in two modules.
+    """Whether one launch serves such a product: few tokens, not too many rank rows, no tile of outputs in two modules.
 
     Args:
         expand: whether it has the expand in it, as in `lora_linear`; not so in `linear_and_shrink`.
@@ -53,6 +54,9 @@ def can_fuse(tokens: int, weight: LinearWeight, tables: LoraTables, *, expand: b
         return False
     config = _base_config(tokens, weight)
     if expand and config.block_m * config.block_n > _MOST_EXPANDED_VALUES:
+        return False
+    tiles = max_tiles(tokens, tables.rank.shape[1], DECODE_TILE_SIZE)
+    if tiles * _rank_blocks(tables, tables.a_pool.dtype) >= tables.counters.numel():
         return False
     return config.num_warps == _SHRINK_WARPS and all(size % config.block_n == 0 for size in tables.output_sizes)
 
@@ -113,6 +117,12 @@ def lora_linear_reference(
     return out
 
 
+def _rank_blocks(tables: LoraTables, dtype: torch.dtype) -> int:
+    """Blocks of rank rows that the shrink's programs share between them."""
+    rank_rows = tables.num_modules * tables.max_rank
+    return triton.cdiv(rank_rows, shrink_config(DECODE_TILE_SIZE, dtype, rank_rows).block_r)
+
+
 def _base_config(tokens: int, weight: LinearWeight) -> StreamedLinearConfig:
     block_scales = weight.scale is not None and weight.scale.dim() == 2
     itemsize = weight.values.itemsize
@@ -149,7 +159,7 @@ def lora_linear_triton(
 
     rank_rows = tables.num_modules * tables.max_rank
     shrink = shrink_config(batch.tile_size, x.dtype, rank_rows)
-    rank_blocks = triton.cdiv(rank_rows, shrink.block_r)
+    rank_blocks = _rank_blocks(tables, x.dtype)
     lora_splits = lora_splits or num_splits(tokens, in_features, x.device)
     splits = check_config(config, tokens, weight)
     n_tiles = triton.cdiv(out_features, config.block_n)

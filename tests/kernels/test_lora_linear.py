@@ -155,5 +155,8 @@ def test_what_can_be_fused() -> None:
     odd = make_lora_tables(in_features=64, output_sizes=(72, 56), ranks=[[4], [2]])
     odd.counters = tables.counters
     assert not can_fuse(1, weight, odd)
+    many = make_lora_tables(in_features=64, output_sizes=(64, 64), ranks=[[1] * 64] * 2, max_rank=2048)
+    many.counters = tables.counters
+    assert can_fuse(16, weight, many) and not can_fuse(64, weight, many), "too many blocks of rank rows to be counted"
     weight.counters = None
     assert not can_fuse(1, weight, tables)
