@@ -20,9 +20,9 @@ pytestmark = pytest.mark.gpu
 
 HEAD_DIM = 128
 PAGE_SIZE = 16
-NUM_PAGES = 600
+NUM_PAGES = 1600
 NUM_LAYERS = 2
-MAX_REQUESTS = 64
+MAX_REQUESTS = 80
 MAX_TOKENS = 2048
 DTYPE = torch.bfloat16
 PLANNED = MAX_FUSED_REQUESTS + 8  # decode rows that are FlashInfer's
@@ -36,7 +36,7 @@ BATCHES = {
     "chunked prefill": (3, [20, 1, 130], [100, 17, 400]),
     "decode across page borders": (0, [1] * 7, [1, 15, 16, 17, 32, 33, 300]),
     "decode of one long request": (0, [1], [3000]),
-    "decode of more requests than FlashInfer splits": (0, [1] * 40, [50 + 5 * i for i in range(40)]),
+    "decode of more requests than FlashInfer splits": (0, [1] * 70, [50 + 5 * i for i in range(70)]),
     "mixed": (2, [40, 9, 1, 1, 1], [40, 90, 1, 64, 129]),
     "decode with padding rows": (0, [1] * 4, [70, 16, 1, 1]),
 }
@@ -204,7 +204,7 @@ def with_padding(batch: AttentionBatch, batch_size: int) -> AttentionBatch:
 
 
 @pytest.mark.parametrize("heads", HEADS, ids=lambda heads: f"{heads[0]}x{heads[1]}")
-@pytest.mark.parametrize("batch_size", [1, 8, 40])
+@pytest.mark.parametrize("batch_size", [1, 8, 40, PLANNED])
 def test_replay_equals_eager_bit_for_bit(batch_size: int, heads: tuple[int, int], device: torch.device) -> None:
     cache = make_cache(heads[1], device)
     eager = make_metadata(cache, heads[0])
