@@ -47,6 +47,7 @@ def kernels(
     if output is not None:
         header = {"bench": "kernels", **hardware(), **versions(), "commit": commit(), "copy_bandwidth": bandwidth}
         lines = [json.dumps(header), *(json.dumps(asdict(timing)) for timing in timings)]
+        output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -29,4 +29,5 @@ def startup(
     )
     if output is not None:
         header = {"bench": "startup", **hardware(), **versions(), "commit": commit()}
+        output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(f"{json.dumps(header)}\n{json.dumps(asdict(result))}\n", encoding="utf-8")

@@ -68,6 +68,7 @@ def tune(
     def save(more: Sequence[PlanTimes]) -> None:
         new = {(row.shape, row.kind) for row in more}
         rows[:] = [*(row for row in rows if (row.shape, row.kind) not in new), *more]
+        output.parent.mkdir(parents=True, exist_ok=True)
         PlanTableFile(device=name, measured_with=measured_with, rows=rows).write(output)
 
     processes = default_processes() if processes is None else processes
