@@ -10,7 +10,7 @@ import triton
 
 MAX_FUSED_REQUESTS = 64
 """Of a step. A layer of 64 requests of 384 tokens takes 37 us here; rotation, attention and merge as kernels of their
-own take 41. Beyond, the launches are what counts least, and FlashInfer is as good."""
+own take 41. Of 128 requests they take 62 for attention and merge, and this kernel 70."""
 
 BLOCK_HEADS = 16
 """Rows of a program's tile of query heads, the least of a tensor core: the heads that share a key head must fit."""
